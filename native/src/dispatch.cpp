@@ -1,0 +1,85 @@
+// Chooses the instruction set, and what needs no vector code of its own.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace arriero {
+
+extern const Table table_portable;
+#if defined(ARRIERO_X86)
+extern const Table table_avx2, table_avx512;
+#endif
+
+const Table& table() {
+  static const Table& chosen = []() -> const Table& {
+#if defined(ARRIERO_X86)
+    const char* e = std::getenv("ARRIERO_CPU_ISA");
+    const bool any = !e || !*e;
+    __builtin_cpu_init();
+    const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vnni");
+    if (avx512 && (any || !std::strcmp(e, "avx512"))) return table_avx512;
+    if (avx2 && (any || std::strcmp(e, "portable"))) return table_avx2;
+#endif
+    return table_portable;
+  }();
+  return chosen;
+}
+
+void experts(const Experts& e) {
+  // Rows are grouped by expert, so that a prefill reads each expert's weights once.
+  std::vector<int> start(e.experts + 1), xr(e.rows), yr(e.rows);
+  for (int i = 0; i < e.rows; i++)
+    if (e.index[i] >= 0 && e.index[i] < e.experts) start[e.index[i] + 1]++;
+  for (int i = 0; i < e.experts; i++) start[i + 1] += start[i];
+  std::vector<int> at(start.begin(), start.end() - 1);
+  const size_t yrow = (size_t)e.p.N * bytes_of(e.p.yt);
+  for (int i = 0; i < e.rows; i++) {
+    if (e.index[i] < 0 || e.index[i] >= e.experts) {
+      std::memset((char*)e.p.y + i * yrow, 0, yrow);
+      continue;
+    }
+    const int o = at[e.index[i]]++;
+    xr[o] = i / e.per_x;
+    yr[o] = i;
+  }
+  const size_t wsize = e.p.wrow * e.p.N;
+  const size_t ssize = e.p.format == DENSE ? 0 : (size_t)e.p.N * (e.p.K / e.p.group) * bytes_of(e.p.st);
+  for (int i = 0; i < e.experts; i++) {
+    Product p = e.p;
+    p.M = start[i + 1] - start[i];
+    if (!p.M) continue;
+    p.w += i * wsize;
+    if (p.scales) p.scales = (const char*)p.scales + i * ssize;
+    if (p.biases) p.biases = (const char*)p.biases + i * ssize;
+    if (e.gscales) p.gscale = e.gscales[i];
+    p.xrows = xr.data() + start[i];
+    p.yrows = yr.data() + start[i];
+    table().product(p);
+  }
+}
+
+void rope_table(const int* positions, const float* freqs, float* out, int T, int half, float scale) {
+  auto token = [&](int t) {
+    for (int i = 0; i < half; i++) {
+      const double a = (double)positions[t] * (double)freqs[i];
+      out[((size_t)t * half + i) * 2] = (float)std::cos(a) * scale;
+      out[((size_t)t * half + i) * 2 + 1] = (float)std::sin(a) * scale;
+    }
+  };
+  if (T < 4)
+    for (int t = 0; t < T; t++) token(t);
+  else
+    parallel((T + 15) / 16, [&](int c) {
+      for (int t = c * 16; t < T && t < c * 16 + 16; t++) token(t);
+    });
+}
+
+}  // namespace arriero

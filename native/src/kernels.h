@@ -1,0 +1,99 @@
+// The kernels' interface: plain structures, no MLX type. Everything behind a Table is compiled once per instruction set.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace arriero {
+
+enum DType : int { F32 = 0, F16 = 1, BF16 = 2, U8 = 3 };
+enum Format : int { AFFINE = 0, NVFP4 = 1, MXFP4 = 2, MXFP8 = 3, DENSE = 4 };
+
+static constexpr size_t bytes_of(int t) { return t == F32 ? 4 : t == U8 ? 1 : 2; }
+
+// y[m, :] = x[m, :] * dequantised(w)^T, w in MLX's packed layout; x and y are addressed by row.
+struct Product {
+  int format, bits, group;
+  int M, N, K;
+  const void* x;
+  int xt;
+  const uint8_t* w;
+  size_t wrow;  // bytes in a row of w
+  int wt;       // element type of a dense w
+  const void *scales, *biases;
+  int st;  // type of scales and biases (U8 for the fp modes)
+  float gscale;
+  void* y;
+  int yt;
+  bool exact;               // false allows 7-bit activations in prefill
+  const int *xrows, *yrows;  // where row m is read and written; null: row m
+};
+
+// A product of every row with the weights of its own expert.
+struct Experts {
+  Product p;  // w, scales, biases, x and y of expert 0; M unused
+  int rows, experts;
+  int per_x;  // rows that share one row of x
+  const int* index;
+  const float* gscales;  // one per expert, or null
+};
+
+struct Span {
+  int first, queries;  // rows of q
+  int count;           // keys in use
+  long long base;      // absolute position of the buffer's first key
+  long long position;  // absolute position of the first query
+  const void *k, *v;
+  size_t kh, kt, vh, vt;  // strides of head and token, in elements
+};
+struct Attention {
+  const Span* spans;
+  int nspans;
+  int Hq, Hkv, Dk, Dv;
+  const void* q;
+  int qt, kt;
+  void* o;
+  float scale, softcap;  // softcap 0: none
+  int window;            // 0: none
+  bool causal;
+  const float* sinks;  // one per query head, or null
+};
+
+struct Norm {
+  const void *x, *r, *w;  // r: added to x first, or null; w may be null
+  void *h, *y;            // h: x + r
+  int rows, n;
+  float eps;
+  int xt, wt;
+};
+struct Rope {
+  const void* x;
+  void* y;
+  const float* table;    // [positions, rot / 2, 2] of (cos, sin)
+  const int* positions;  // row of the table for each token; null: the token's number
+  int T, H, D, rot, xt;
+  bool interleaved;
+};
+struct Glu {
+  const void *gate, *up;
+  void* y;
+  size_t rows, n, ldg, ldu;
+  int xt;
+  bool gelu;
+};
+
+struct Table {
+  const char* name;
+  void (*product)(const Product&);
+  void (*attention)(const Attention&);
+  void (*norm)(const Norm&);
+  void (*rope)(const Rope&);
+  void (*glu)(const Glu&);
+  void (*argmax)(const void* x, uint32_t* y, size_t rows, size_t n, int xt);
+};
+const Table& table();  // the best set for this machine; ARRIERO_CPU_ISA=avx512|avx2|portable overrides
+
+void experts(const Experts&);
+// cos and sin of position * frequency, computed in double precision
+void rope_table(const int* positions, const float* freqs, float* out, int T, int half, float scale);
+
+}  // namespace arriero

@@ -1,0 +1,27 @@
+// A persistent fork-join pool and per-thread scratch memory. Nothing here is inline except what is internal to each
+// translation unit: units compiled for different instruction sets must not share a function body.
+#pragma once
+#include <cstddef>
+
+namespace arriero {
+
+// f(ctx, task) for each task in [0, n), handed out one by one; the caller takes part. Nested or concurrent calls run
+// in the calling thread.
+void pool_run(int n, void (*f)(void*, int), void* ctx);
+int pool_threads();
+void pool_resize(int threads);
+void pool_set_spin(int microseconds);
+int usable_cores();
+
+// Grow-only memory of the calling thread, 64-byte aligned. A slot's content dies at the next request for that slot.
+enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kQuantScales, kSlots };
+void* scratch(Slot slot, size_t bytes);
+
+namespace {
+template <class F>
+[[maybe_unused]] inline void parallel(int n, const F& f) {
+  pool_run(n, [](void* c, int i) { (*static_cast<const F*>(c))(i); }, (void*)&f);
+}
+}  // namespace
+
+}  // namespace arriero

@@ -1,0 +1,235 @@
+// Eight float lanes: AVX2 intrinsics, or the compiler's own vectors where there is no AVX2. Included inside the
+// instruction set's anonymous namespace; every multiply-add is spelled out (the build forbids contraction).
+typedef float V __attribute__((vector_size(32)));
+typedef int32_t VI __attribute__((vector_size(32)));
+constexpr int L = 8;
+
+static inline V zero() { return V{}; }
+static inline V splat(float a) { return V{a, a, a, a, a, a, a, a}; }
+static inline V add(V a, V b) { return a + b; }
+static inline V sub(V a, V b) { return a - b; }
+static inline V mul(V a, V b) { return a * b; }
+static inline V div(V a, V b) { return a / b; }
+#if defined(__AVX2__)
+static inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+static inline V max(V a, V b) { return _mm256_max_ps(a, b); }
+static inline V min(V a, V b) { return _mm256_min_ps(a, b); }
+static inline VI to_int(V a) { return (VI)_mm256_cvtps_epi32(a); }
+static inline V to_float(VI a) { return _mm256_cvtepi32_ps((__m256i)a); }
+static inline V round_even(V a) { return _mm256_round_ps(a, 8); }
+#else
+#if defined(__aarch64__)
+static inline V fma(V a, V b, V c) {
+  V r;
+  for (int i = 0; i < 8; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return r;
+}
+#else
+static inline V fma(V a, V b, V c) { return a * b + c; }
+#endif
+static inline V max(V a, V b) { return a > b ? a : b; }  // NaN: the second, as the x86 instruction
+static inline V min(V a, V b) { return a < b ? a : b; }
+// by the magic number 1.5 * 2^23, for |a| < 2^22
+static inline V round_even(V a) { return (a + splat(12582912.f)) - splat(12582912.f); }
+static inline VI to_int(V a) { return __builtin_convertvector(a, VI); }
+static inline V to_float(VI a) { return __builtin_convertvector(a, V); }
+#endif
+static inline V exp2i(V n) { return (V)((to_int(n) + 127) << 23); }
+static inline V where_less(V a, V limit, V b, V c) { return a < limit ? b : c; }
+static inline bool any_above(V a, V limit) {
+  const VI m = a > limit;
+  int32_t r = 0;
+  for (int i = 0; i < 8; i++) r |= m[i];
+  return r != 0;
+}
+
+static inline float half_to_float(uint16_t h) {
+  _Float16 x;
+  std::memcpy(&x, &h, 2);
+  return (float)x;
+}
+static inline uint16_t float_to_half(float f) {
+  const _Float16 x = (_Float16)f;
+  uint16_t h;
+  std::memcpy(&h, &x, 2);
+  return h;
+}
+template <int T>
+static inline V load(const void* p, size_t i) {
+  V r;
+  if constexpr (T == F32) {
+    std::memcpy(&r, (const float*)p + i, 32);
+    return r;
+  }
+  const uint16_t* h = (const uint16_t*)p + i;
+#if defined(__AVX2__)
+  const __m128i v = _mm_loadu_si128((const __m128i*)h);
+  if constexpr (T == BF16) return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16);
+  return _mm256_cvtph_ps(v);
+#else
+  if constexpr (T == BF16) {
+    typedef uint16_t H __attribute__((vector_size(16)));
+    typedef uint32_t U __attribute__((vector_size(32)));
+    H v;
+    std::memcpy(&v, h, 16);
+    return (V)(__builtin_convertvector(v, U) << 16);
+  }
+  for (int j = 0; j < 8; j++) r[j] = half_to_float(h[j]);
+  return r;
+#endif
+}
+template <int T>
+static inline V load_part(const void* p, size_t i, int n) {
+  alignas(32) unsigned char t[32] = {};
+  std::memcpy(t, (const char*)p + i * bytes_of(T), (size_t)n * bytes_of(T));
+  return load<T>(t, 0);
+}
+template <int T>
+static inline void store(void* p, size_t i, V v) {
+  if constexpr (T == F32) {
+    std::memcpy((float*)p + i, &v, 32);
+    return;
+  }
+  uint16_t* h = (uint16_t*)p + i;
+  if constexpr (T == BF16) {
+    typedef uint32_t U __attribute__((vector_size(32)));
+    typedef uint16_t H __attribute__((vector_size(16)));
+    const U u = (U)v;
+    const U r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    const H o = __builtin_convertvector(v == v ? r : ((u >> 16) | 64), H);
+    std::memcpy(h, &o, 16);
+  } else {
+#if defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)h, _mm256_cvtps_ph(v, 0));
+#else
+    for (int j = 0; j < 8; j++) h[j] = float_to_half(v[j]);
+#endif
+  }
+}
+template <int T>
+static inline void store_part(void* p, size_t i, V v, int n) {
+  if (n >= 8) return store<T>(p, i, v);
+  unsigned char t[32];
+  store<T>(t, 0, v);
+  std::memcpy((char*)p + i * bytes_of(T), t, (size_t)n * bytes_of(T));
+}
+
+static inline float sum(V a) {
+  const float q0 = a[0] + a[4], q1 = a[1] + a[5], q2 = a[2] + a[6], q3 = a[3] + a[7];
+  return (q0 + q1) + (q2 + q3);
+}
+// The sums of four vectors' lanes; sum() adds in the same order.
+static inline void sum4(V a, V b, V c, V d, float* out) {
+#if defined(__AVX2__)
+  const auto fold = [](V v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); };
+  _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(fold(a), fold(b)), _mm_hadd_ps(fold(c), fold(d))));
+#else
+  out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+#endif
+}
+static inline float top(V a) {
+  float m = a[0];
+  for (int i = 1; i < 8; i++) m = a[i] > m ? a[i] : m;
+  return m;
+}
+static inline void prefetch(const void* p) { __builtin_prefetch(p); }
+static inline void split_pairs(V a, V b, V& even, V& odd) {
+  even = __builtin_shuffle(a, b, VI{0, 2, 4, 6, 8, 10, 12, 14});
+  odd = __builtin_shuffle(a, b, VI{1, 3, 5, 7, 9, 11, 13, 15});
+}
+static inline void join_pairs(V even, V odd, V& a, V& b) {
+  a = __builtin_shuffle(even, odd, VI{0, 8, 1, 9, 2, 10, 3, 11});
+  b = __builtin_shuffle(even, odd, VI{4, 12, 5, 13, 6, 14, 7, 15});
+}
+
+// ---- packed weights: vector j of a group whose bytes start at w, as floats
+struct Ctx {
+  V a, b;
+};
+template <int BITS>
+struct Bits {
+#if defined(__AVX2__)
+  __m256i bytes, shift, mask;
+  Bits() {
+    alignas(32) uint8_t by[32];
+    alignas(32) uint32_t sh[8];
+    for (int i = 0; i < 8; i++) {
+      const int bit = i * BITS;
+      by[4 * i] = (uint8_t)(bit / 8);
+      by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? bit / 8 + 1 : 0x80);
+      by[4 * i + 2] = by[4 * i + 3] = 0x80;
+      sh[i] = (uint32_t)(bit % 8);
+    }
+    bytes = _mm256_load_si256((const __m256i*)by);
+    shift = _mm256_load_si256((const __m256i*)sh);
+    mask = _mm256_set1_epi32((1 << BITS) - 1);
+  }
+  inline VI codes(const uint8_t* w) const {
+    if constexpr (BITS == 8) return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)w));
+    long long t = 0;
+    std::memcpy(&t, w, BITS);
+    const __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), bytes);
+    return (VI)_mm256_and_si256(_mm256_srlv_epi32(v, shift), mask);
+  }
+#else
+  inline VI codes(const uint8_t* w) const {
+    uint64_t t = 0;
+    for (int i = 0; i < BITS; i++) t |= (uint64_t)w[i] << (8 * i);
+    VI r;
+    for (int i = 0; i < 8; i++) r[i] = (int32_t)((t >> (i * BITS)) & ((1u << BITS) - 1));
+    return r;
+  }
+#endif
+};
+template <int F, int BITS>
+struct Unpack;
+template <int BITS>
+struct Unpack<AFFINE, BITS> {
+  Bits<BITS> bits;
+  static constexpr int kStep = 32;
+  inline Ctx group(float s, float b) const { return {splat(s), splat(b)}; }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+    return fma(to_float(bits.codes(w + j * BITS)), c.a, c.b);
+  }
+};
+template <int F>
+struct Fp4 {
+  Bits<4> bits;
+  static constexpr int kStep = F == NVFP4 ? 16 : 32;
+  inline Ctx group(float s, float) const { return {splat(s * .5f), zero()}; }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+#if defined(__AVX2__)
+    const __m128i lut = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    int t;
+    std::memcpy(&t, w + j * 4, 4);
+    const __m128i v = _mm_cvtsi32_si128(t), m = _mm_set1_epi8(15);
+    const __m128i n = _mm_unpacklo_epi8(_mm_and_si128(v, m), _mm_and_si128(_mm_srli_epi16(v, 4), m));
+    return mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_shuffle_epi8(lut, n))), c.a);
+#else
+    static const float lut[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.f, -1, -2, -3, -4, -6, -8, -12};
+    const VI q = bits.codes(w + j * 4);
+    V r;
+    for (int i = 0; i < 8; i++) r[i] = lut[q[i]];
+    return mul(r, c.a);
+#endif
+  }
+};
+template <>
+struct Unpack<NVFP4, 4> : Fp4<NVFP4> {};
+template <>
+struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
+template <>
+struct Unpack<MXFP8, 8> {
+  static constexpr int kStep = 32;
+  // The code's seven low bits, moved to the top of the float's mantissa and exponent, lack 2^120.
+  inline Ctx group(float s, float) const { return {splat(s), splat(0x1p120f)}; }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+    const VI v = Bits<8>().codes(w + j * 8);
+    return mul(mul((V)(((v & 0x7f) << 20) | ((v & 0x80) << 24)), c.b), c.a);
+  }
+};
+#if defined(__AVX2__)
+constexpr int kMR = 3;
+#else
+constexpr int kMR = 2;
+#endif

@@ -1,0 +1,174 @@
+// Sixteen float lanes. Included inside the instruction set's own anonymous namespace; every multiply-add is spelled
+// out (the build forbids contraction), so one source line means one rounding wherever it is instantiated.
+using V = __m512;
+constexpr int L = 16;
+
+static inline V zero() { return _mm512_setzero_ps(); }
+static inline V splat(float a) { return _mm512_set1_ps(a); }
+static inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline V add(V a, V b) { return _mm512_add_ps(a, b); }
+static inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+static inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+static inline V div(V a, V b) { return _mm512_div_ps(a, b); }
+// Where either is NaN the second comes out.
+static inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+static inline V min(V a, V b) { return _mm512_min_ps(a, b); }
+static inline V round_even(V a) { return _mm512_roundscale_ps(a, 8); }
+static inline V exp2i(V n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+// b where a < limit, else c
+static inline V where_less(V a, V limit, V b, V c) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), c, b);
+}
+static inline bool any_above(V a, V limit) { return _mm512_cmp_ps_mask(a, limit, _CMP_GT_OQ) != 0; }
+
+static inline V widen_bf16(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
+static inline __m256i narrow_bf16(V f) {
+  const __m512i u = _mm512_castps_si512(f);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(f, f, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(64));
+  return _mm512_cvtepi32_epi16(r);
+}
+template <int T>
+static inline V load(const void* p, size_t i) {
+  if constexpr (T == F32) return _mm512_loadu_ps((const float*)p + i);
+  const __m256i v = _mm256_loadu_si256((const __m256i*)((const uint16_t*)p + i));
+  if constexpr (T == BF16) return widen_bf16(v);
+  return _mm512_cvtph_ps(v);
+}
+static inline __mmask16 first(int n) { return (__mmask16)((1u << n) - 1); }
+// The first n lanes, the others zero.
+template <int T>
+static inline V load_part(const void* p, size_t i, int n) {
+  if constexpr (T == F32) return _mm512_maskz_loadu_ps(first(n), (const float*)p + i);
+  const __m256i v = _mm256_maskz_loadu_epi16(first(n), (const uint16_t*)p + i);
+  if constexpr (T == BF16) return widen_bf16(v);
+  return _mm512_cvtph_ps(v);
+}
+template <int T>
+static inline void store_part(void* p, size_t i, V v, int n) {
+  const __mmask16 m = n >= 16 ? 0xffff : first(n);
+  if constexpr (T == F32) _mm512_mask_storeu_ps((float*)p + i, m, v);
+  else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, T == BF16 ? narrow_bf16(v) : _mm512_cvtps_ph(v, 0));
+}
+template <int T>
+static inline void store(void* p, size_t i, V v) {
+  if constexpr (T == F32) _mm512_storeu_ps((float*)p + i, v);
+  else _mm256_storeu_si256((__m256i*)((uint16_t*)p + i), T == BF16 ? narrow_bf16(v) : _mm512_cvtps_ph(v, 0));
+}
+
+// The sums of four vectors' lanes; sum() adds in the same order.
+static inline void sum4(V a, V b, V c, V d, float* out) {
+  const V x = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const V y = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const V z = add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(z), _mm512_extractf32x8_ps(z, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+}
+static inline float sum(V a) {
+  float t[4];
+  sum4(a, a, a, a, t);
+  return t[0];
+}
+static inline float top(V a) { return _mm512_reduce_max_ps(a); }
+
+static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// the lower 16 lanes' even and odd elements of 32 consecutive ones
+static inline void split_pairs(V a, V b, V& even, V& odd) {
+  const __m512i e = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  even = _mm512_permutex2var_ps(a, e, b);
+  odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(e, _mm512_set1_epi32(1)), b);
+}
+static inline void join_pairs(V even, V odd, V& a, V& b) {
+  const __m512i lo = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  a = _mm512_permutex2var_ps(even, lo, odd);
+  b = _mm512_permutex2var_ps(even, _mm512_add_epi32(lo, _mm512_set1_epi32(8)), odd);
+}
+
+// ---- packed weights: vector j of a group whose bytes start at w, as floats
+struct Ctx {
+  V a, b;
+};
+template <int BITS>
+struct Bits {
+  __m512i bytes, shift, mask;
+  Bits() {
+    alignas(64) uint8_t by[64];
+    alignas(64) uint32_t sh[16];
+    for (int i = 0; i < 16; i++) {
+      const int bit = i * BITS;
+      by[4 * i] = (uint8_t)(bit / 8);
+      by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? bit / 8 + 1 : 0x80);
+      by[4 * i + 2] = by[4 * i + 3] = 0x80;
+      sh[i] = (uint32_t)(bit % 8);
+    }
+    bytes = _mm512_load_si512(by);
+    shift = _mm512_load_si512(sh);
+    mask = _mm512_set1_epi32((1 << BITS) - 1);
+  }
+  // bits above the code are left in place
+  inline __m512i codes(const uint8_t* w) const {
+    __m512i v;
+    if constexpr (BITS == 2) {
+      int t;
+      std::memcpy(&t, w, 4);
+      v = _mm512_set1_epi32(t);
+    } else if constexpr (BITS == 4) {
+      long long t;
+      std::memcpy(&t, w, 8);
+      v = _mm512_set1_epi64(t);
+    } else {
+      v = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8((__mmask16)((1 << 2 * BITS) - 1), w));
+    }
+    return _mm512_srlv_epi32(_mm512_shuffle_epi8(v, bytes), shift);
+  }
+};
+template <int F, int BITS>
+struct Unpack;
+template <int BITS>
+struct Unpack<AFFINE, BITS> {
+  Bits<BITS> bits;
+  static constexpr int kStep = 32;
+  inline Ctx group(float s, float b) const {
+    if constexpr (BITS == 4)
+      return {fma(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), splat(s), splat(b)), zero()};
+    return {splat(s), splat(b)};
+  }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+    if constexpr (BITS == 4) return _mm512_permutexvar_ps(bits.codes(w + j * 8), c.a);
+    if constexpr (BITS == 8)
+      return fma(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w + j * 16)))), c.a, c.b);
+    return fma(_mm512_cvtepi32_ps(_mm512_and_si512(bits.codes(w + j * 2 * BITS), bits.mask)), c.a, c.b);
+  }
+};
+template <int F>
+struct Fp4 {
+  Bits<4> bits;
+  static constexpr int kStep = F == NVFP4 ? 16 : 32;
+  inline Ctx group(float s, float) const {
+    return {mul(_mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0), splat(s)), zero()};
+  }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+    return _mm512_permutexvar_ps(bits.codes(w + j * 8), c.a);
+  }
+};
+template <>
+struct Unpack<NVFP4, 4> : Fp4<NVFP4> {};
+template <>
+struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
+template <>
+struct Unpack<MXFP8, 8> {
+  static constexpr int kStep = 32;
+  // through f16, whose exponent bias is 8 larger
+  inline Ctx group(float s, float) const { return {splat(s * 256.f), zero()}; }
+  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+    const __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(w + j * 16)));
+    const __m256i h = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x7f)), 7),
+                                      _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8));
+    return mul(_mm512_cvtph_ps(h), c.a);
+  }
+};
+constexpr int kMR = 6;  // rows of x in the micro-kernel: with four rows of w, 24 of 32 registers accumulate

@@ -1,0 +1,1 @@
+"""Measurements: speed, memory, quality, as tables."""

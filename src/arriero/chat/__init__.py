@@ -1,0 +1,1 @@
+"""Conversation ⇄ text ⇄ token ids. Refuses to know HTTP and MLX."""

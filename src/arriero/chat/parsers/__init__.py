@@ -1,0 +1,1 @@
+"""Streamed text → thinking, content and tool-call events; a parser never raises."""

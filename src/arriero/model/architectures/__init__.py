@@ -1,0 +1,1 @@
+"""The list of architectures, and one file for each."""

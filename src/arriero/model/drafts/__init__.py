@@ -1,0 +1,1 @@
+"""One file per draft model. Refuses to know the engine."""

@@ -1,0 +1,1 @@
+"""Building blocks of architectures; the only code that looks at the spans of a batch."""

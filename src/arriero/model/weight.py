@@ -1,0 +1,91 @@
+"""A weight matrix as a checkpoint holds it: dense, or packed with its scales.
+
+Shape words: `[out, in]`, or `[experts, out, in]` for a stack. Groups run along the input axis, so rows can be sliced,
+permuted and concatenated without touching a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+
+Mode = Literal["affine", "nvfp4", "mxfp4", "mxfp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a packed tensor is coded; `group_size` values share one scale (MLX's layouts)."""
+
+    mode: Mode
+    bits: int
+    group_size: int
+
+    @property
+    def name(self) -> str:
+        """The field's short name: `nvfp4`, `mxfp8`, `int4`, …"""
+        return f"int{self.bits}" if self.mode == "affine" else self.mode
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One matrix. Dense when `quantization` is None; otherwise `data` is MLX's packed uint32."""
+
+    data: mx.array
+    quantization: Quantization | None = None
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    """Affine zero points (MLX's `biases`), not a layer's additive bias."""
+    global_scale: mx.array | None = None
+    """Float32 multiplier of an NVFP4 tensor: scalar, or one per expert."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape, unpacked."""
+        shape = tuple(self.data.shape)
+        if self.quantization is None:
+            return shape
+        return (*shape[:-1], shape[-1] * 32 // self.quantization.bits)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of this weight."""
+        return [a for a in (self.data, self.scales, self.biases, self.global_scale) if a is not None]
+
+    def rows(self, index: slice | mx.array) -> Weight:
+        """The same codes for some output rows (a slice or an index array), exact."""
+        return replace(
+            self,
+            data=self.data[..., index, :],
+            scales=None if self.scales is None else self.scales[..., index, :],
+            biases=None if self.biases is None else self.biases[..., index, :],
+        )
+
+
+def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
+    """Stack along the output axis, exact; None when formats or global scales differ so that it would not be."""
+    first = weights[0]
+    if any(w.quantization != first.quantization or w.data.dtype != first.data.dtype for w in weights):
+        return None
+    if any(w.global_scale is not None for w in weights) or any((w.biases is None) != (first.biases is None) for w in weights):
+        return None
+    if any(w.scales is not None and first.scales is not None and w.scales.dtype != first.scales.dtype for w in weights):
+        return None
+
+    def joined(parts: Sequence[mx.array | None]) -> mx.array | None:
+        present = [part for part in parts if part is not None]
+        return mx.concatenate(present, axis=-2) if present else None
+
+    data = joined([w.data for w in weights])
+    if data is None:
+        raise CheckpointError("no weights to concatenate")
+    return replace(
+        first, data=data, scales=joined([w.scales for w in weights]), biases=joined([w.biases for w in weights])
+    )

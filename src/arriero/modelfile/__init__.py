@@ -1,0 +1,1 @@
+"""The Modelfile grammar, both ways. Refuses to know everything else."""

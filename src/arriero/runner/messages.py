@@ -1,0 +1,186 @@
+"""What the server process and a runner process say to each other: one msgpack message a frame.
+
+Token ids only; refuses to know text, HTTP and MLX (the server process imports this).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from arriero.source import ModelSource
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a row's next token is drawn; meanings and order as in `runner/sampling`."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.9
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+    """Negative = random."""
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner process is started with (JSON on its command line)."""
+
+    source: ModelSource
+    endpoint: str
+    """Address of the socket that the server listens on (`ipc://…`)."""
+    context_length: int = 0
+    """Most tokens of one row; 0 = the model's own limit."""
+    max_rows: int = 0
+    """Most rows decoded at once; 0 = decided by the engine."""
+    prefill_chunk: int = 0
+    """Prompt tokens in one forward; 0 = decided by the device."""
+    dtype: str = ""
+    """Activation dtype; '' = the checkpoint's."""
+    memory_limit: int = 0
+    """Bytes that weights, caches and scratch may take together; 0 = no limit."""
+    log_level: str = "INFO"
+
+
+# --- server → runner
+
+
+class Submit(msgspec.Struct, tag="submit", kw_only=True):
+    """Generate from a prompt of token ids."""
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+    """Most new tokens; ≤ 0 = the rest of the context."""
+    stop_tokens: list[int]
+    """Ids that end the row; not part of the reply."""
+    sampling: SamplingOptions
+    boundaries: list[int] = []
+    """Offsets in `tokens` where messages end: good restore points for the prefix cache."""
+
+
+class Cancel(msgspec.Struct, tag="cancel"):
+    """Stop a row: between prefill chunks or decode steps; it still answers `Finished` with reason `cancelled`."""
+
+    id: str
+
+
+class StatusRequest(msgspec.Struct, tag="status"):
+    """Ask for a `Status`."""
+
+    id: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """Finish nothing more: free everything and exit."""
+
+
+ToRunner = Submit | Cancel | StatusRequest | Shutdown
+
+
+# --- runner → server
+
+
+class Loading(msgspec.Struct, tag="loading"):
+    """Progress of a load, at least every second while bytes arrive."""
+
+    done: int
+    total: int
+    stage: str
+
+
+class Ready(msgspec.Struct, tag="ready", kw_only=True):
+    """The model is loaded and warmed up."""
+
+    architecture: str
+    context_length: int
+    vocab_size: int
+    weight_bytes: int
+    cache_bytes_per_token: int
+    """Upper bound over all layers, for admission."""
+    device: str
+    dtype: str
+    load_seconds: float
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed"):
+    """The model cannot be loaded; the process exits after this."""
+
+    error: str
+    """Name of the class in `arriero.errors`."""
+    message: str
+
+
+class PrefillProgress(msgspec.Struct, tag="prefill"):
+    """Prompt tokens of a row that are in its caches."""
+
+    id: str
+    done: int
+    total: int
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """Log-probability of a chosen token and the likeliest alternatives, from raw logits."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Tokens(msgspec.Struct, tag="tokens"):
+    """New tokens of a row, in order; without the stop token."""
+
+    id: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Finished(msgspec.Struct, tag="finished", kw_only=True):
+    """The last message of a row."""
+
+    id: str
+    reason: Literal["stop", "length", "cancelled"]
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+    generated_tokens: int
+    prefill_ns: int
+    decode_ns: int
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The row ended with an error; the runner lives on."""
+
+    id: str
+    error: str
+    """Name of the class in `arriero.errors`."""
+    message: str
+
+
+class Status(msgspec.Struct, tag="status_reply", kw_only=True):
+    """A snapshot of the engine; answered by the message thread, never waiting for the array thread."""
+
+    id: str
+    rows_running: int
+    rows_waiting: int
+    memory_bytes: int
+    """Active and cached bytes of the allocator, last known."""
+    peak_bytes: int
+    cache_bytes: int
+    """Bytes of live caches."""
+    snapshot_bytes: int
+    tokens_generated: int
+    tokens_prefilled: int
+
+
+FromRunner = Loading | Ready | LoadFailed | PrefillProgress | Tokens | Finished | Failed | Status
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode
+decode_from_runner = msgspec.msgpack.Decoder(FromRunner).decode

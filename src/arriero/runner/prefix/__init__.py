@@ -1,0 +1,1 @@
+"""Reuse of computed prefixes across rows."""

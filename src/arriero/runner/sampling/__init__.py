@@ -1,0 +1,1 @@
+"""From logits to token ids. Refuses to know models and rows."""

@@ -1,0 +1,1 @@
+"""The HTTP surface. Refuses to know tensors."""

@@ -1,0 +1,1 @@
+"""One file per API; each exports a list of Starlette routes."""

@@ -1,0 +1,1 @@
+"""Wire types, one file per API."""

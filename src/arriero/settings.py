@@ -1,0 +1,153 @@
+"""Settings from the environment: every one is `ARRIERO_X` and falls back to `OLLAMA_X` of the same meaning.
+
+Values are trimmed of blanks and quotes. A value that cannot be read is a warning and the default, except for a Boolean,
+where anything unreadable counts as true (Ollama's rule).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from arriero.durations import FOREVER, parse_keep_alive
+from arriero.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 11434
+
+
+def raw(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The trimmed text of `ARRIERO_<name>`, else of `OLLAMA_<name>`, else ''."""
+    environ = os.environ if environ is None else environ
+    for prefix in ("ARRIERO_", "OLLAMA_"):
+        value = environ.get(prefix + name, "").strip().strip("\"'").strip()
+        if value:
+            return value
+    return ""
+
+
+def _read(name: str, default: T, convert: Callable[[str], T], environ: Mapping[str, str]) -> T:
+    text = raw(name, environ)
+    if not text:
+        return default
+    try:
+        return convert(text)
+    except (ValueError, InvalidRequest) as error:
+        log.warning("ARRIERO_%s=%r cannot be read (%s); the default %r is used", name, text, error, default)
+        return default
+
+
+def _boolean(text: str) -> bool:
+    return text.lower() not in ("0", "f", "false")
+
+
+def parse_host(text: str) -> tuple[str, int]:
+    """`[scheme://]host[:port]` → (host, port); a scheme sets the default port (80, 443), else 11434."""
+    scheme, _, rest = text.rpartition("://")
+    port = {"http": 80, "https": 443}.get(scheme.lower(), DEFAULT_PORT)
+    rest = rest.split("/", 1)[0]
+    if rest.startswith("["):
+        host, _, tail = rest[1:].partition("]")
+        port_text = tail.removeprefix(":")
+    elif rest.count(":") == 1:
+        host, _, port_text = rest.partition(":")
+    else:
+        host, port_text = rest, ""
+    if port_text:
+        port = int(port_text)
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port {port} is not between 0 and 65535")
+    return host or DEFAULT_HOST, port
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says, read once at start (tests build their own)."""
+
+    host: str
+    port: int
+    scheme: str
+    origins: tuple[str, ...]
+    models: Path
+    """Root of our own model store (`~/.arriero/models`)."""
+    ollama_models: Path | None
+    """An existing Ollama store, read in place, when there is one."""
+    home: Path
+    """`~/.arriero`: history, logs, caches."""
+    keep_alive: float
+    """Seconds that an idle model stays loaded; infinity = for ever."""
+    load_timeout: float
+    """Seconds without load progress before a load is given up; infinity = never."""
+    context_length: int
+    """Default `num_ctx`; 0 = decided from memory."""
+    num_parallel: int
+    """Most rows decoded at once in one runner; 0 = decided by the engine."""
+    max_loaded_models: int
+    """Most models loaded at once; 0 = three."""
+    max_queue: int
+    """Most requests waiting per server before a 503."""
+    memory_limit: int
+    """Bytes that all runners together may reserve; 0 = decided from the machine."""
+    no_prune: bool
+    no_history: bool
+    debug: int
+    """0 info, 1 debug, 2 trace."""
+    dtype: str
+    """Activation dtype override for runners: '', 'float32', 'bfloat16' or 'float16'."""
+    prefill_chunk: int
+    """Prompt tokens forwarded at once; 0 = decided by the device."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read all settings; never raises for a bad value (see the module docstring)."""
+        env = os.environ if environ is None else environ
+        home = Path(env.get("ARRIERO_HOME") or Path.home() / ".arriero")
+        host, port = _read("HOST", (DEFAULT_HOST, DEFAULT_PORT), parse_host, env)
+        own_models = (env.get("ARRIERO_MODELS") or "").strip()
+        ollama = (env.get("OLLAMA_MODELS") or "").strip()
+        ollama_path = Path(ollama).expanduser() if ollama else Path.home() / ".ollama" / "models"
+        return cls(
+            host=host,
+            port=port,
+            scheme="https" if raw("HOST", env).lower().startswith("https://") else "http",
+            origins=tuple(part.strip() for part in raw("ORIGINS", env).split(",") if part.strip()),
+            models=Path(own_models).expanduser() if own_models else home / "models",
+            ollama_models=ollama_path if ollama_path.is_dir() else None,
+            home=home,
+            keep_alive=_read("KEEP_ALIVE", 300.0, _keep_alive, env),
+            load_timeout=_read("LOAD_TIMEOUT", 300.0, _timeout, env),
+            context_length=_read("CONTEXT_LENGTH", 0, int, env),
+            num_parallel=_read("NUM_PARALLEL", 0, int, env),
+            max_loaded_models=_read("MAX_LOADED_MODELS", 0, int, env),
+            max_queue=_read("MAX_QUEUE", 512, int, env),
+            memory_limit=_read("MEMORY_LIMIT", 0, int, env),
+            no_prune=_read("NOPRUNE", False, _boolean, env),
+            no_history=_read("NOHISTORY", False, _boolean, env),
+            debug=_read("DEBUG", 0, _debug_level, env),
+            dtype=_read("DTYPE", "", str, env),
+            prefill_chunk=_read("PREFILL_CHUNK", 0, int, env),
+        )
+
+
+def _keep_alive(text: str) -> float:
+    """The environment accepts a bare number of seconds too."""
+    try:
+        return parse_keep_alive(float(text))
+    except ValueError:
+        return parse_keep_alive(text)
+
+
+def _timeout(text: str) -> float:
+    seconds = _keep_alive(text)
+    return seconds if seconds > 0 else FOREVER
+
+
+def _debug_level(text: str) -> int:
+    return int(text) if text.isdigit() else int(_boolean(text))
