@@ -1,0 +1,243 @@
+"""CPU kernels for arriero, as lazy MLX operations on the default CPU stream.
+
+Every function takes and returns ``mlx.core.array`` and evaluates nothing. Import may fail where the installed MLX is
+not the one this package was built for; :func:`probe` says so in plain words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+__version__ = "0.1.0"
+built_for_mlx = "0.32.4"
+
+_broken: ImportError | None = None
+try:
+    from . import _native
+except ImportError as error:  # probe() explains
+    _broken = error
+
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "attention",
+    "built_for_mlx",
+    "gather_mm",
+    "gather_qmm",
+    "geglu",
+    "isa",
+    "kv_append",
+    "matmul",
+    "probe",
+    "quantized_matmul",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "set_spin_us",
+    "set_threads",
+    "supports",
+    "swiglu",
+    "threads",
+]
+
+
+def _scale(value: mx.array | float | None) -> mx.array | None:
+    return mx.array(value, mx.float32) if isinstance(value, (int, float)) else value
+
+
+def quantized_matmul(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+    global_scale: mx.array | float | None = None,
+    exact: bool = True,
+) -> mx.array:
+    """``x @ dequantised(w).T`` with ``w`` in MLX's packed layout; the result has ``x``'s dtype.
+
+    Affine scales and biases may be float16, bfloat16 or float32 whatever ``x`` is. ``global_scale`` multiplies the
+    result. A row's result does not depend on the other rows, unless ``exact=False``, which lets products of many
+    float16 or bfloat16 rows use 7-bit activations.
+    """
+    return _native.quantized_matmul(x, w, scales, biases, group_size, bits, mode, _scale(global_scale), exact)
+
+
+def matmul(x: mx.array, w: mx.array) -> mx.array:
+    """``x @ w.T`` for ``x`` [..., K] and ``w`` [N, K], of any float dtypes; the result has ``x``'s dtype."""
+    return _native.matmul(x, w)
+
+
+def gather_qmm(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    indices: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+    global_scale: mx.array | None = None,
+    exact: bool = True,
+) -> mx.array:
+    """Each row of ``x`` [T, K] times the weights of its experts: ``w`` [E, N, packed], ``indices`` [T] or [T, k].
+
+    Returns [T, N] or [T, k, N]. ``global_scale`` holds one float per expert. An index outside the experts gives zeros.
+    """
+    return _native.gather_qmm(x, w, scales, biases, indices, group_size, bits, mode, global_scale, exact)
+
+
+def gather_mm(x: mx.array, w: mx.array, indices: mx.array) -> mx.array:
+    """:func:`gather_qmm` for dense weights [E, N, K]."""
+    return _native.gather_mm(x, w, indices)
+
+
+def supports(mode: str, bits: int, group_size: int, x_dtype: mx.Dtype) -> bool:
+    """Whether :func:`quantized_matmul` takes this format with activations of this dtype."""
+    return _native.supports(mode, bits, group_size, x_dtype)
+
+
+def attention(
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    *,
+    scale: float,
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    positions: Sequence[int],
+    bases: Sequence[int] | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    causal: bool = True,
+) -> mx.array:
+    """Attention of packed rows, each span over its own cache; returns [T, Hq, Dv] in ``q``'s dtype.
+
+    ``q`` is [T, Hq, D]: ``lengths[i]`` rows belong to span ``i``, whose first query stands at absolute position
+    ``positions[i]``. ``keys[i]`` and ``values[i]`` are [1, Hkv, cap, D]; their first ``counts[i]`` tokens are in use
+    and begin at absolute position ``bases[i]`` (default 0). A query sees the keys up to its own position, with
+    ``window`` only the last ``window`` of them (itself included). ``softcap`` c turns a score s into c * tanh(s / c);
+    ``sinks`` holds one extra logit per query head. A query that sees no key yields zeros.
+    """
+    return _native.attention(
+        q,
+        list(keys),
+        list(values),
+        scale,
+        list(lengths),
+        list(counts),
+        list(positions),
+        None if bases is None else list(bases),
+        window,
+        softcap,
+        sinks,
+        causal,
+    )
+
+
+def kv_append(buffer: mx.array, update: mx.array, start: int) -> mx.array:
+    """Writes ``update`` ([1, H, T, D] or [T, H, D]) into ``buffer`` [1, H, cap, D] from token ``start`` on, in place.
+
+    The result shares the buffer's memory. Use it instead of ``buffer`` from then on, and make sure that nobody still
+    reads the overwritten tokens.
+    """
+    return _native.kv_append(buffer, update, start)
+
+
+def rms_norm(x: mx.array, w: mx.array | None, eps: float) -> mx.array:
+    """``x / sqrt(mean(x**2) + eps) * w`` over the last axis, computed in float32."""
+    return _native.rms_norm(x, w, eps)
+
+
+def add_rms_norm(x: mx.array, r: mx.array, w: mx.array | None, eps: float) -> tuple[mx.array, mx.array]:
+    """``(x + r, rms_norm(x + r, w, eps))``."""
+    total, normed = _native.add_rms_norm(x, r, w, eps)
+    return total, normed
+
+
+def rope_table(positions: mx.array, frequencies: mx.array, scale: float = 1.0) -> mx.array:
+    """(cos, sin) of ``positions`` [T] times ``frequencies`` [R / 2], scaled: float32 [T, R / 2, 2] for :func:`rope`.
+
+    Angles are computed in double precision.
+    """
+    return _native.rope_table(positions, frequencies, scale)
+
+
+def rope(
+    x: mx.array,
+    table: mx.array,
+    positions: mx.array | None = None,
+    *,
+    interleaved: bool = False,
+) -> mx.array:
+    """Rotates the first R elements of each head of ``x`` [T, H, D].
+
+    ``table`` [P, R / 2, 2] comes from :func:`rope_table`; token t uses row ``positions[t]``, or row t without
+    ``positions``. Pairs are (i, i + R / 2), or (2i, 2i + 1) when ``interleaved``.
+    """
+    return _native.rope(x, table, positions, interleaved)
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """``silu(gate) * up``."""
+    return _native.glu(gate, up, False)
+
+
+def geglu(gate: mx.array, up: mx.array) -> mx.array:
+    """``gelu(gate) * up`` with the tanh form of gelu."""
+    return _native.glu(gate, up, True)
+
+
+def argmax(x: mx.array) -> mx.array:
+    """uint32 index of the largest value of the last axis, the first where several are equal; NaN never wins."""
+    return _native.argmax(x)
+
+
+def isa() -> str:
+    """The instruction set in use: 'avx512', 'avx2' or 'portable' (``ARRIERO_CPU_ISA`` forces a lower one)."""
+    return _native.isa()
+
+
+def threads() -> int:
+    """Threads that share a kernel's work, the caller included (``ARRIERO_THREADS`` sets it at start)."""
+    return _native.threads()
+
+
+def set_threads(n: int) -> None:
+    """Sets the number of threads."""
+    _native.set_threads(n)
+
+
+def set_spin_us(us: int) -> None:
+    """How long an idle thread spins before it sleeps (200 microseconds by default; ``ARRIERO_SPIN_US``)."""
+    _native.set_spin_us(us)
+
+
+def probe() -> str:
+    """Runs one small operation and returns the instruction set's name; raises ``RuntimeError`` where it cannot run."""
+    if mx.__version__ != built_for_mlx:
+        raise RuntimeError(
+            f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {mx.__version__} is installed"
+        )
+    if _broken is not None:
+        raise RuntimeError(f"arriero-cpu's native module does not load: {_broken}") from _broken
+    try:
+        x = mx.array([[1.0, 2.0, 3.0]])
+        value = float(matmul(x, x).item())
+    except TypeError as error:
+        raise RuntimeError(
+            "arriero-cpu and mlx do not share nanobind's type registry; rebuild arriero-cpu against this mlx wheel "
+            f"({error})"
+        ) from error
+    except ValueError as error:
+        raise RuntimeError(f"arriero-cpu cannot run here: {error}") from error
+    if value != 14.0:
+        raise RuntimeError(f"arriero-cpu computes wrongly on this machine ({isa()}: {value} instead of 14.0)")
+    return isa()

@@ -1,0 +1,36 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "call.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace arriero;
+
+NB_MODULE(_native, m) {
+  m.def("quantized_matmul", &quantized_matmul, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a,
+        "mode"_a, "global_scale"_a.none(), "exact"_a);
+  m.def("matmul", &matmul, "x"_a, "w"_a);
+  m.def("gather_qmm", &gather_qmm, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "indices"_a, "group_size"_a, "bits"_a,
+        "mode"_a, "global_scale"_a.none(), "exact"_a);
+  m.def("gather_mm", &gather_mm, "x"_a, "w"_a, "indices"_a);
+  m.def("supports", &supports, "mode"_a, "bits"_a, "group_size"_a, "x_dtype"_a);
+  m.def("attention", &attention, "q"_a, "keys"_a, "values"_a, "scale"_a, "lengths"_a, "counts"_a, "positions"_a,
+        "bases"_a.none(), "window"_a.none(), "softcap"_a.none(), "sinks"_a.none(), "causal"_a);
+  m.def("kv_append", &kv_append, "buffer"_a, "update"_a, "start"_a);
+  m.def("rms_norm", &rms_norm, "x"_a, "w"_a.none(), "eps"_a);
+  m.def("add_rms_norm", &add_rms_norm, "x"_a, "r"_a, "w"_a.none(), "eps"_a);
+  m.def("rope", &rope, "x"_a, "table"_a, "positions"_a.none(), "interleaved"_a);
+  m.def("rope_table", static_cast<mx::array (*)(const mx::array&, const mx::array&, float)>(&rope_table),
+        "positions"_a, "frequencies"_a, "scale"_a);
+  m.def("glu", &glu, "gate"_a, "up"_a, "gelu"_a);
+  m.def("argmax", &argmax, "x"_a);
+  m.def("isa", [] { return std::string(table().name); });
+  m.def("threads", &pool_threads);
+  m.def("set_threads", &pool_resize, "n"_a);
+  m.def("set_spin_us", &pool_set_spin, "us"_a);
+}

@@ -1,0 +1,159 @@
+// Products as MLX operations: checks, then a Call.
+#include <cstring>
+
+#include "call.h"
+#include "kernels.h"
+#include "mlx/ops.h"
+
+namespace arriero {
+namespace {
+
+[[noreturn]] void bad(const char* where, const std::string& what) {
+  throw std::invalid_argument("[arriero_cpu." + std::string(where) + "] " + what);
+}
+int format_of(const std::string& mode) {
+  return mode == "affine" ? AFFINE : mode == "nvfp4" ? NVFP4 : mode == "mxfp4" ? MXFP4 : mode == "mxfp8" ? MXFP8 : -1;
+}
+bool known(int format, int bits, int group) {
+  switch (format) {
+    case AFFINE:
+      return (group == 32 || group == 64 || group == 128) && bits >= 2 && bits <= 8 && bits != 7;
+    case NVFP4: return bits == 4 && group == 16;
+    case MXFP4: return bits == 4 && group == 32;
+    case MXFP8: return bits == 8 && group == 32;
+  }
+  return false;
+}
+struct Quant {
+  int format, bits, group;
+  bool exact;
+};
+// lead: axes of w before [N, packed K]
+Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::array& scales,
+            const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
+            size_t lead) {
+  const int format = format_of(mode);
+  if (!known(format, bits, group))
+    bad(f, "unsupported format: " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group));
+  if (!is_float(x.dtype())) bad(f, "x must be float32, float16 or bfloat16");
+  if (x.ndim() < 1 || w.ndim() != lead + 2 || w.dtype() != mx::uint32)
+    bad(f, "w must be uint32 with " + std::to_string(lead + 2) + " axes");
+  const int K = x.shape(-1), N = w.shape(-2);
+  if (K % group || (long long)w.shape(-1) * 32 != (long long)K * bits) bad(f, "x and w disagree about the inner size");
+  if ((format == AFFINE) != biases.has_value()) bad(f, "biases go with mode 'affine', and only with it");
+  auto shape = w.shape();
+  shape.back() = K / group;
+  if (scales.shape() != shape || (biases && biases->shape() != shape)) bad(f, "scales or biases have the wrong shape");
+  if (format == AFFINE ? !is_float(scales.dtype()) || scales.dtype() != biases->dtype() : scales.dtype() != mx::uint8)
+    bad(f, "scales (and biases) have the wrong dtype");
+  if ((long long)N * K < 0) bad(f, "too large");
+  return {format, bits, group, exact};
+}
+Product make(const Quant& q, const Arrays& in, const mx::array& out) {
+  const auto &x = in[0], &w = in[1];
+  Product p{};
+  p.format = q.format, p.bits = q.bits, p.group = q.group, p.exact = q.exact;
+  p.gscale = 1;
+  p.K = x.shape(-1), p.N = w.shape(-2);
+  p.M = p.K ? (int)(x.size() / p.K) : 0;
+  p.x = x.data<char>(), p.xt = type_of(x.dtype());
+  p.w = w.data<uint8_t>(), p.wrow = (size_t)w.shape(-1) * w.itemsize();
+  if (q.format == DENSE) p.wt = type_of(w.dtype());
+  else {
+    p.scales = in[2].data<char>(), p.st = type_of(in[2].dtype());
+    if (q.format == AFFINE) p.biases = in[3].data<char>();
+  }
+  p.y = const_cast<char*>(out.data<char>()), p.yt = type_of(out.dtype());
+  return p;
+}
+mx::array product_call(const char* label, const mx::array& x, const mx::array& w, Arrays in, Quant q, bool scaled) {
+  auto call = std::make_shared<Call>(cpu_stream(), label);
+  call->run = [q, scaled](const Arrays& in, Arrays& out) {
+    if (out[0].size() == 0) return;
+    if (in[0].size() == 0) {
+      std::memset(out[0].data<char>(), 0, out[0].nbytes());
+      return;
+    }
+    Product p = make(q, in, out[0]);
+    if (scaled) p.gscale = *in.back().data<float>();
+    table().product(p);
+  };
+  call->shapes = [](const Arrays& in) {
+    auto s = in[0].shape();
+    s.back() = in[1].shape(-2);
+    return std::vector<mx::Shape>{s};
+  };
+  auto shape = x.shape();
+  shape.back() = w.shape(-2);
+  return mx::array(shape, x.dtype(), call, std::move(in));
+}
+mx::array experts_call(const char* label, const mx::array& x, const mx::array& w, Arrays in, Quant q,
+                       const mx::array& indices, bool scaled) {
+  if (x.ndim() != 2 || (indices.ndim() != 1 && indices.ndim() != 2) || indices.shape(0) != x.shape(0))
+    bad(label, "x must be [T, K] and indices [T] or [T, k]");
+  auto call = std::make_shared<Call>(cpu_stream(), label);
+  call->run = [q, scaled](const Arrays& in, Arrays& out) {
+    if (out[0].size() == 0) return;
+    if (in[0].size() == 0) {
+      std::memset(out[0].data<char>(), 0, out[0].nbytes());
+      return;
+    }
+    const auto& index = in[in.size() - 1 - scaled];
+    Experts e{};
+    e.p = make(q, in, out[0]);
+    e.rows = (int)index.size(), e.experts = in[1].shape(0);
+    e.per_x = e.rows / in[0].shape(0);
+    e.index = index.data<int>();
+    e.gscales = scaled ? in.back().data<float>() : nullptr;
+    experts(e);
+  };
+  auto shape = indices.shape();
+  shape.push_back(w.shape(-2));
+  return mx::array(shape, x.dtype(), call, std::move(in));
+}
+mx::array as_scale(const char* f, const mx::array& g, int n) {
+  if ((int)g.size() != n) bad(f, "global_scale must hold " + std::to_string(n) + " value(s)");
+  return mx::astype(g, mx::float32, cpu_stream());
+}
+
+}  // namespace
+
+bool supports(const std::string& mode, int bits, int group_size, mx::Dtype x) {
+  return is_float(x) && known(format_of(mode), bits, group_size);
+}
+
+mx::array quantized_matmul(const mx::array& x, const mx::array& w, const mx::array& scales,
+                           const std::optional<mx::array>& biases, int group_size, int bits, const std::string& mode,
+                           const std::optional<mx::array>& global_scale, bool exact) {
+  const Quant q = check("quantized_matmul", x, w, scales, biases, group_size, bits, mode, exact, 0);
+  Arrays in{x, w, scales};
+  if (biases) in.push_back(*biases);
+  if (global_scale) in.push_back(as_scale("quantized_matmul", *global_scale, 1));
+  return product_call("ArrieroQuantizedMatmul", x, w, std::move(in), q, global_scale.has_value());
+}
+
+mx::array matmul(const mx::array& x, const mx::array& w) {
+  if (!is_float(x.dtype()) || !is_float(w.dtype())) bad("matmul", "x and w must be float32, float16 or bfloat16");
+  if (x.ndim() < 1 || w.ndim() != 2 || x.shape(-1) != w.shape(1)) bad("matmul", "x [..., K] and w [N, K] disagree");
+  return product_call("ArrieroMatmul", x, w, {x, w}, Quant{DENSE, 0, 1, true}, false);
+}
+
+mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& scales,
+                     const std::optional<mx::array>& biases, const mx::array& indices, int group_size, int bits,
+                     const std::string& mode, const std::optional<mx::array>& global_scale, bool exact) {
+  const Quant q = check("gather_qmm", x, w, scales, biases, group_size, bits, mode, exact, 1);
+  Arrays in{x, w, scales};
+  if (biases) in.push_back(*biases);
+  in.push_back(mx::astype(indices, mx::int32, cpu_stream()));
+  if (global_scale) in.push_back(as_scale("gather_qmm", *global_scale, w.shape(0)));
+  return experts_call("gather_qmm", x, w, std::move(in), q, indices, global_scale.has_value());
+}
+
+mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& indices) {
+  if (!is_float(x.dtype()) || !is_float(w.dtype())) bad("gather_mm", "x and w must be float32, float16 or bfloat16");
+  if (x.ndim() != 2 || w.ndim() != 3 || x.shape(-1) != w.shape(2)) bad("gather_mm", "x [T, K] and w [E, N, K] disagree");
+  Arrays in{x, w, mx::astype(indices, mx::int32, cpu_stream())};
+  return experts_call("gather_mm", x, w, std::move(in), Quant{DENSE, 0, 1, true}, indices, false);
+}
+
+}  // namespace arriero
