@@ -7,17 +7,27 @@ not the one this package was built for; :func:`probe` says so in plain words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 __version__ = "0.1.0"
 built_for_mlx = "0.32.4"
 
-_broken: ImportError | None = None
+
+class _Missing:
+    def __init__(self, error: ImportError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"arriero-cpu's native module does not load: {self._error}") from self._error
+
+
+_native: Any
 try:
-    from . import _native
-except ImportError as error:  # probe() explains
-    _broken = error
+    from . import _native  # type: ignore[no-redef]
+except ImportError as error:  # an old wheel beside a new mlx: probe() must still be there to say so
+    _native = _Missing(error)
 
 __all__ = [
     "add_rms_norm",
@@ -226,11 +236,11 @@ def probe() -> str:
         raise RuntimeError(
             f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {mx.__version__} is installed"
         )
-    if _broken is not None:
-        raise RuntimeError(f"arriero-cpu's native module does not load: {_broken}") from _broken
     try:
         x = mx.array([[1.0, 2.0, 3.0]])
         value = float(matmul(x, x).item())
+    except ImportError as error:
+        raise RuntimeError(str(error)) from error
     except TypeError as error:
         raise RuntimeError(
             "arriero-cpu and mlx do not share nanobind's type registry; rebuild arriero-cpu against this mlx wheel "

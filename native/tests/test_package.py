@@ -1,0 +1,71 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import arriero_cpu as cpu
+
+HERE = Path(__file__).parent
+
+
+def test_probe(monkeypatch):
+    assert cpu.probe() == cpu.isa()
+    monkeypatch.setattr(cpu, "built_for_mlx", "0.0.1")
+    with pytest.raises(RuntimeError, match=r"built for mlx 0\.0\.1"):
+        cpu.probe()
+    monkeypatch.setattr(cpu, "built_for_mlx", mx.__version__)
+
+    def refuse(*_):
+        raise TypeError("incompatible function arguments")
+
+    monkeypatch.setattr(cpu, "matmul", refuse)
+    with pytest.raises(RuntimeError, match="rebuild arriero-cpu"):
+        cpu.probe()
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu, "_native", cpu._Missing(ImportError("no such symbol")))
+    with pytest.raises(RuntimeError, match="no such symbol"):
+        cpu.probe()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+@pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
+def test_forced_instruction_sets(isa):
+    env = os.environ | {"ARRIERO_CPU_ISA": isa, "ARRIERO_THREADS": "2"}
+    script = "import arriero_cpu, sys; sys.exit(arriero_cpu.isa() != sys.argv[1])"
+    if subprocess.run([sys.executable, "-c", script, isa], env=env, check=False).returncode:
+        pytest.skip(f"no {isa} here")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE)]
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_threads_do_not_change_bits():
+    before = cpu.threads()
+    x, w = mx.random.normal((5, 512)), mx.random.normal((300, 512))
+    one = {}
+    for n in (1, 2, 3):
+        cpu.set_threads(n)
+        assert cpu.threads() == n
+        one[n] = cpu.matmul(x, w)
+        mx.eval(one[n])
+    cpu.set_threads(before)
+    assert mx.array_equal(one[1], one[2]) and mx.array_equal(one[1], one[3])
+
+
+def test_sleeping_workers_wake():
+    cpu.set_spin_us(0)
+    x = mx.random.normal((64, 512))
+    for _ in range(50):
+        mx.eval(cpu.matmul(x, x))
+    cpu.set_spin_us(200)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_environment():
+    script = "import arriero_cpu; print(arriero_cpu.threads())"
+    env = os.environ | {"ARRIERO_THREADS": "3"}
+    out = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
+    assert out.stdout.strip() == "3"

@@ -1,0 +1,193 @@
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers import DTYPES, TOLERANCE, error, f64, normal, same
+
+import arriero_cpu as cpu
+
+FORMATS = [("affine", b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)]
+FORMATS += [("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32)]
+IDS = [f"{m}{b}g{g}" for m, b, g in FORMATS]
+
+
+def quantise(rng, n, k, mode, bits, group, scale_dtype=mx.float32):
+    w = normal(rng, n, k)
+    q = mx.quantize(w, group_size=group, bits=bits, mode=mode)
+    if mode != "affine":
+        return q, f64(mx.dequantize(*q, group_size=group, bits=bits, mode=mode, dtype=mx.float32))
+    q = (q[0], q[1].astype(scale_dtype), q[2].astype(scale_dtype))
+    f32 = (q[0], q[1].astype(mx.float32), q[2].astype(mx.float32))
+    return q, f64(mx.dequantize(*f32, group_size=group, bits=bits))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=IDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_quantised(rng, fmt, dtype):
+    mode, bits, group = fmt
+    assert cpu.supports(mode, bits, group, dtype)
+    for n, k in ((1, 128), (37, 384), (66, 640)):
+        q, w = quantise(rng, n, k, mode, bits, group)
+        x = normal(rng, 21, k, dtype=dtype)
+        for exact in (True, False):
+            for m in (1, 3, 21):
+                y = cpu.quantized_matmul(x[:m], *q, group_size=group, bits=bits, mode=mode, exact=exact)
+                assert y.dtype == dtype
+                tolerance = TOLERANCE[dtype] if exact or dtype == mx.float32 else 2e-2
+                assert error(y, f64(x[:m]) @ w.T) < tolerance, (n, k, m, exact)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=IDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_quantised_row_does_not_depend_on_its_batch(rng, fmt, dtype):
+    mode, bits, group = fmt
+    q, w = quantise(rng, 70, 640, mode, bits, group)
+    x = normal(rng, 270, 640, dtype=dtype)
+    kind = {"group_size": group, "bits": bits, "mode": mode}
+    whole = cpu.quantized_matmul(x, *q, **kind)
+    for start, m in ((0, 1), (17, 1), (255, 2), (256, 3), (100, 4), (3, 5), (9, 6), (0, 16), (7, 33), (261, 9)):
+        assert same(cpu.quantized_matmul(x[start : start + m], *q, **kind), whole[start : start + m]), (start, m)
+
+
+@pytest.mark.parametrize("scale_dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_scales_of_any_float_type(rng, scale_dtype, dtype, bits):
+    q, w = quantise(rng, 40, 256, "affine", bits, 32, scale_dtype)
+    x = normal(rng, 9, 256, dtype=dtype)
+    for m in (1, 9):
+        for exact in (True, False):
+            y = cpu.quantized_matmul(x[:m], *q, group_size=32, bits=bits, mode="affine", exact=exact)
+            tolerance = TOLERANCE[dtype] if exact or dtype == mx.float32 else 2e-2
+            assert error(y, f64(x[:m]) @ w.T) < tolerance
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_equals_dense_product_with_dequantised_weights(rng, bits):
+    """The kernels fuse scale * code + bias into one rounding; float64 has room for it, so the weights match."""
+    q, _ = quantise(rng, 33, 512, "affine", bits, 32, mx.float16)
+    codes = mx.dequantize(q[0], mx.ones(q[1].shape), mx.zeros(q[1].shape), group_size=32, bits=bits)
+    scales, biases = (np.repeat(f64(a), 32, axis=1) for a in q[1:])
+    w = mx.array((f64(codes) * scales + biases).astype(np.float32))
+    x = normal(rng, 8, 512)
+    for m in (1, 8):
+        got = cpu.quantized_matmul(x[:m], *q, group_size=32, bits=bits, mode="affine")
+        if cpu.isa() != "portable":  # which rounds twice
+            assert same(got, cpu.matmul(x[:m], w))
+
+
+@pytest.mark.parametrize("w_dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dense(rng, w_dtype, dtype):
+    for n, k in ((1, 1), (5, 7), (37, 99), (66, 1027), (130, 64)):
+        w, x = normal(rng, n, k, dtype=w_dtype), normal(rng, 270, k, dtype=dtype)
+        whole = cpu.matmul(x, w)
+        assert whole.dtype == dtype
+        assert error(whole, f64(x) @ f64(w).T) < TOLERANCE[dtype], (n, k)
+        for start, m in ((0, 1), (3, 2), (5, 3), (255, 4), (1, 5), (250, 16)):
+            assert same(cpu.matmul(x[start : start + m], w), whole[start : start + m]), (n, k, m)
+
+
+@pytest.mark.parametrize("mode,bits,group", [("affine", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)])
+def test_global_scale(rng, mode, bits, group):
+    q, w = quantise(rng, 24, 128, mode, bits, group)
+    x = normal(rng, 6, 128)
+    for scale in (0.37, mx.array([0.37])):
+        y = cpu.quantized_matmul(x, *q, group_size=group, bits=bits, mode=mode, global_scale=scale)
+        assert error(y, f64(x) @ w.T * 0.37) < 2e-6
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("exact", [True, False])
+def test_non_finite_activations_come_through(rng, value, dtype, exact):
+    q, _ = quantise(rng, 20, 128, "affine", 4, 32)
+    x = f64(normal(rng, 40, 128))
+    x[5, 77] = value
+    x = mx.array(x.astype(np.float32)).astype(dtype)
+    for rows in (x, x[5:6], x[4:7]):
+        y = f64(cpu.quantized_matmul(rows, *q, group_size=32, bits=4, mode="affine", exact=exact))
+        hit = 5 if len(y) == 40 else len(y) // 2
+        assert not np.isfinite(y[hit]).any()
+        assert np.isfinite(np.delete(y, hit, axis=0)).all()
+        assert not np.isfinite(f64(cpu.matmul(rows, mx.ones((3, 128))))[hit]).any()
+
+
+def test_shapes_strides_and_sizes(rng):
+    q, w = quantise(rng, 24, 128, "affine", 4, 32)
+    kind = {"group_size": 32, "bits": 4, "mode": "affine"}
+    x = normal(rng, 2, 3, 5, 128)
+    assert error(cpu.quantized_matmul(x, *q, **kind), f64(x) @ w.T) < 2e-6
+    assert error(cpu.quantized_matmul(x[0, 0, 0], *q, **kind), f64(x[0, 0, 0]) @ w.T) < 2e-6
+    t = normal(rng, 128, 6).T
+    assert error(cpu.quantized_matmul(t, *q, **kind), f64(t) @ w.T) < 2e-6
+    wide = normal(rng, 6, 256)
+    for view in (wide[:, ::2], wide[:, 1:129], wide[::-1, :128], mx.broadcast_to(wide[:1, :128], (6, 128))):
+        assert error(cpu.quantized_matmul(view, *q, **kind), f64(view) @ w.T) < 2e-6
+        assert error(cpu.matmul(view, view), f64(view) @ f64(view).T) < 2e-6
+    part = tuple(a[3:11] for a in q)
+    assert error(cpu.quantized_matmul(x[0, 0], *part, **kind), f64(x[0, 0]) @ w[3:11].T) < 2e-6
+    assert cpu.quantized_matmul(x[:, :0], *q, **kind).shape == (2, 0, 5, 24)
+    assert cpu.quantized_matmul(x, *(a[:0] for a in q), **kind).shape == (2, 3, 5, 0)
+    assert np.array_equal(f64(cpu.matmul(mx.zeros((2, 0)), mx.zeros((3, 0)))), np.zeros((2, 3)))
+    odd = mx.array(np.frombuffer(b"\0" * 2 + np.arange(8 * 130, dtype=np.uint16).tobytes(), np.uint16)[1:])
+    bf = (odd % 7).astype(mx.bfloat16).reshape(8, 130)
+    assert error(cpu.matmul(bf[:, 1:], bf[:, 1:]), f64(bf[:, 1:]) @ f64(bf[:, 1:]).T) < 4e-3
+
+
+def test_refusals(rng):
+    q, _ = quantise(rng, 24, 128, "affine", 4, 32)
+    x = normal(rng, 2, 128)
+    assert not cpu.supports("affine", 7, 32, mx.float32)
+    assert not cpu.supports("affine", 4, 16, mx.float32)
+    assert not cpu.supports("nvfp4", 4, 32, mx.float32)
+    assert not cpu.supports("other", 4, 32, mx.float32)
+    assert not cpu.supports("affine", 4, 32, mx.int32)
+    for arguments, kind in (
+        ((x, *q), {"group_size": 32, "bits": 7}),
+        ((x, *q), {"group_size": 64, "bits": 4}),
+        ((x[:, :64], *q), {"group_size": 32, "bits": 4}),
+        ((x, *q[:2]), {"group_size": 32, "bits": 4}),
+        ((x, q[0], q[1], q[2].astype(mx.float16)), {"group_size": 32, "bits": 4}),
+    ):
+        with pytest.raises(ValueError, match="arriero_cpu"):
+            cpu.quantized_matmul(*arguments, **kind)
+    with pytest.raises(ValueError, match="arriero_cpu"):
+        cpu.matmul(x, mx.zeros((3, 64)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("mode,bits,group", [("affine", 4, 32), ("nvfp4", 4, 16)])
+def test_experts(rng, dtype, mode, bits, group):
+    experts, n, k = 5, 20, 128
+    parts = [quantise(rng, n, k, mode, bits, group) for _ in range(experts)]
+    q = tuple(mx.stack(a) for a in zip(*(p[0] for p in parts), strict=True))
+    w = np.stack([p[1] for p in parts])
+    scale = np.array([1.0, 0.5, 2.0, 0.25, 3.0])
+    x = normal(rng, 31, k, dtype=dtype)
+    kind = {"group_size": group, "bits": bits, "mode": mode}
+    for shape in ((31,), (31, 3)):
+        index = rng.integers(0, experts, shape)
+        y = cpu.gather_qmm(x, *q, indices=mx.array(index), global_scale=mx.array(scale.astype(np.float32)), **kind)
+        want = np.einsum("tk,t...nk->t...n", f64(x), w[index] * scale[index][..., None, None])
+        assert error(y.reshape(-1, n), want.reshape(-1, n)) < TOLERANCE[dtype]
+        one = cpu.quantized_matmul(x[4:5], *(a[int(index.flat[4 * (index.ndim * 2 - 1)])] for a in q), **kind)
+        assert same(cpu.gather_qmm(x, *q, indices=mx.array(index), **kind).reshape(31, -1, n)[4, :1], one)
+        dense = mx.array(w.astype(np.float32))
+        y = cpu.gather_mm(x, dense, mx.array(index))
+        want = np.einsum("tk,t...nk->t...n", f64(x), w[index])
+        assert error(y.reshape(-1, n), want.reshape(-1, n)) < TOLERANCE[dtype]
+
+
+def test_lazy_compiled_and_pipelined(rng):
+    q, _ = quantise(rng, 64, 128, "affine", 4, 32)
+
+    def f(a):
+        y = cpu.quantized_matmul(a.T * 2, *q, group_size=32, bits=4, mode="affine")
+        return mx.sin(y + 1) * cpu.rms_norm(y, None, 1e-5)
+
+    a = normal(rng, 128, 3)
+    want = f(a)
+    got = [mx.compile(f)(a), f(a)]
+    mx.async_eval(got)
+    assert error(got[0], f64(want)) < 1e-5
+    assert same(got[1], want)
