@@ -1,5 +1,8 @@
 """What the server process and a runner process say to each other: one msgpack message a frame.
 
+A runner is started with `RunnerConfig` as JSON, as its argument or (argument `-`) on standard input. It sends `Loading`
+until `Ready` or `LoadFailed`. A row answers `PrefillProgress` and `Tokens` and ends with `Finished` or `Failed`.
+
 Token ids only; refuses to know text, HTTP and MLX (the server process imports this).
 """
 
@@ -47,6 +50,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int = 0
     """Bytes that weights, caches and scratch may take together; 0 = no limit."""
     log_level: str = "INFO"
+    parent_pid: int = 0
+    """Process that the runner dies with; 0 = the one that started it."""
 
 
 # --- server → runner
@@ -72,6 +77,15 @@ class Cancel(msgspec.Struct, tag="cancel"):
     id: str
 
 
+class Limit(msgspec.Struct, tag="limit"):
+    """What rows may take from now on; rows already admitted keep what they have."""
+
+    context_length: int
+    """Most tokens of one row, never above the model's own limit; 0 = that limit."""
+    cache_bytes: int
+    """Bytes that the caches of all admitted rows may reserve together; 0 = no limit."""
+
+
 class StatusRequest(msgspec.Struct, tag="status"):
     """Ask for a `Status`."""
 
@@ -82,7 +96,7 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Finish nothing more: free everything and exit."""
 
 
-ToRunner = Submit | Cancel | StatusRequest | Shutdown
+ToRunner = Submit | Cancel | Limit | StatusRequest | Shutdown
 
 
 # --- runner → server
@@ -105,6 +119,8 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     weight_bytes: int
     cache_bytes_per_token: int
     """Upper bound over all layers, for admission."""
+    cache_bytes_fixed: int = 0
+    """Bytes of a row's states that don't grow."""
     device: str
     dtype: str
     load_seconds: float
