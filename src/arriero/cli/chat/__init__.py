@@ -1,0 +1,1 @@
+"""The interactive conversation of `arriero run`."""

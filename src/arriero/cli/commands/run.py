@@ -1,0 +1,129 @@
+"""`arriero run`: one question, or a conversation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from arriero.cli.autostart import connect_or_start
+from arriero.cli.chat.output import Printer, print_statistics
+from arriero.cli.client import ApiError, Client
+from arriero.durations import parse_keep_alive
+from arriero.errors import InvalidRequest
+from arriero.settings import Settings
+
+_THINK = ("true", "false", "high", "medium", "low", "max")
+
+
+@click.command("run", context_settings={"ignore_unknown_options": False})
+@click.argument("model")
+@click.argument("prompt", nargs=-1)
+@click.option("--keepalive", help="How long the model stays loaded (5m, 300, -1 for ever).")
+@click.option("--verbose", is_flag=True, help="Show timings after each reply.")
+@click.option("--nowordwrap", is_flag=True, help="Don't wrap lines at words.")
+@click.option("--format", "format_", help="Reply format: json, or a JSON schema.")
+@click.option(
+    "--think", is_flag=False, flag_value="true", default=None, help="Think first: true, false, low, medium, high, max."
+)
+@click.option("--hidethinking", is_flag=True, help="Don't show the thinking.")
+def run(
+    model: str,
+    prompt: tuple[str, ...],
+    keepalive: str | None,
+    verbose: bool,
+    nowordwrap: bool,
+    format_: str | None,
+    think: str | None,
+    hidethinking: bool,
+) -> int:
+    """Ask MODEL the PROMPT, with what is piped in; without a prompt, talk with it."""
+    settings = Settings.from_environ()
+    options: dict[str, Any] = {}
+    if keepalive is not None:
+        options["keep_alive"] = _keep_alive(keepalive)
+    if think is not None:
+        options["think"] = _think(think)
+    if format_:
+        options["format"] = _format(format_)
+    piped = _piped_text()
+    client = connect_or_start(settings)
+    facts = _show(client, model)
+    if not prompt and piped is None:
+        from arriero.cli.chat.session import Session
+
+        return Session(
+            client, model, facts, settings, options, verbose=verbose, wrap=not nowordwrap, hide_thinking=hidethinking
+        ).loop()
+    text = " ".join(part for part in (piped, *prompt) if part)
+    if not text:
+        client.call("POST", "/api/generate", {"model": model, "stream": False, **options})
+        return 0
+    return ask(
+        client, {"model": model, "prompt": text, **options}, verbose=verbose, wrap=not nowordwrap, hide=hidethinking
+    )
+
+
+def ask(client: Client, body: dict[str, Any], *, verbose: bool, wrap: bool, hide: bool) -> int:
+    """One `/api/generate` request, streamed to stdout; the exit code is 1 when the reply was cut off by an error."""
+    printer = Printer(wrap=wrap, hide_thinking=hide)
+    final: dict[str, Any] | None = None
+    try:
+        for chunk in client.stream("POST", "/api/generate", body):
+            printer.thinking(chunk.get("thinking") or "")
+            printer.content(chunk.get("response") or "")
+            if chunk.get("done"):
+                final = chunk
+    finally:
+        printer.end()
+    if final is None:
+        raise click.ClickException("the reply ended before it was complete; see the server's log")
+    if verbose:
+        print_statistics(final)
+    return 0
+
+
+def _show(client: Client, model: str) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = client.call("POST", "/api/show", {"model": model})
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        names = [m["name"] for m in client.call("GET", "/api/tags")["models"]]
+        have = f"there are {', '.join(names)}" if names else "there are none yet"
+        raise click.ClickException(
+            f"model '{model}' not found; {have}. Make one with 'arriero create' (pulling comes in a later version)"
+        ) from None
+    return facts
+
+
+def _piped_text() -> str | None:
+    """All of stdin when it is not a terminal; None when it is one or is closed."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return None
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _keep_alive(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        parse_keep_alive(text)
+        return text
+
+
+def _think(text: str) -> bool | str:
+    if text not in _THINK:
+        raise InvalidRequest(f'invalid value for --think: "{text}" (must be true, false, high, medium, low, or max)')
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _format(text: str) -> Any:
+    if text == "json":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidRequest("--format must be 'json' or a JSON schema") from None
