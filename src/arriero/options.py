@@ -52,7 +52,10 @@ OPTIONS: dict[str, Option] = {
 }
 
 OBSOLETE = frozenset(
-    "mirostat mirostat_tau mirostat_eta tfs_z penalize_newline numa low_vram f16_kv vocab_only use_mlock logits_all".split()
+    {
+        *("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline", "numa"),
+        *("low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all"),
+    }
 )
 """Names that old clients still send: accepted with a warning, without effect."""
 

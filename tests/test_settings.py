@@ -1,0 +1,60 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from arriero.settings import Settings, parse_host
+
+
+def read(**environ: str) -> Settings:
+    return Settings.from_environ(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.0.0.0", ("0.0.0.0", 11434)),
+        ("localhost:1234", ("localhost", 1234)),
+        (":1234", ("127.0.0.1", 1234)),
+        ("http://example.com", ("example.com", 80)),
+        ("https://example.com/x", ("example.com", 443)),
+        ("[::1]:99", ("::1", 99)),
+        ("::1", ("::1", 11434)),
+    ],
+)
+def test_the_host_takes_the_forms_that_clients_use(text: str, expected: tuple[str, int]) -> None:
+    assert parse_host(text) == expected
+
+
+def test_our_variable_wins_over_the_one_of_the_same_meaning() -> None:
+    assert read(ARRIERO_HOST="a:1", OLLAMA_HOST="b:2").port == 1
+    assert read(OLLAMA_HOST="b:2").port == 2
+
+
+def test_values_are_trimmed_of_blanks_and_quotes() -> None:
+    assert read(OLLAMA_NUM_PARALLEL=' "4" ').num_parallel == 4
+
+
+def test_a_bad_number_is_the_default_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert read(OLLAMA_MAX_QUEUE="many").max_queue == 512
+    assert "ARRIERO_MAX_QUEUE" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("false", False), ("F", False), ("banana", True)])
+def test_an_unreadable_boolean_counts_as_true(text: str, value: bool) -> None:
+    assert read(OLLAMA_NOPRUNE=text).no_prune is value
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("300", 300), ("5m", 300), ("-1", math.inf), ("0", 0)])
+def test_keep_alive_takes_a_number_or_a_duration(text: str, seconds: float) -> None:
+    assert read(OLLAMA_KEEP_ALIVE=text).keep_alive == seconds
+
+
+def test_a_load_timeout_of_zero_never_ends() -> None:
+    assert read(OLLAMA_LOAD_TIMEOUT="0").load_timeout == math.inf
+
+
+def test_an_ollama_store_is_never_taken_for_our_own(tmp_path: Path) -> None:
+    settings = read(OLLAMA_MODELS=str(tmp_path), ARRIERO_HOME=str(tmp_path / "home"))
+    assert settings.models == tmp_path / "home" / "models"
+    assert settings.ollama_models == tmp_path
