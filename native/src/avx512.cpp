@@ -9,6 +9,7 @@ namespace arriero {
 namespace {
 #include "simd_avx512.h"
 
+#define ARRIERO_INT8
 #include "products.inc"
 
 #include "glue.inc"

@@ -59,6 +59,12 @@ class Weight:
         """Every array of this weight."""
         return [a for a in (self.data, self.scales, self.biases, self.global_scale) if a is not None]
 
+    def astype(self, dtype: mx.Dtype) -> Weight:
+        """A dense matrix in another dtype; a packed one stays as it is."""
+        if self.quantization is not None or self.data.dtype == dtype:
+            return self
+        return replace(self, data=self.data.astype(dtype))
+
     def rows(self, index: slice | mx.array) -> Weight:
         """The same codes for some output rows (a slice or an index array), exact."""
         return replace(
@@ -88,4 +94,39 @@ def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
         raise CheckpointError("no weights to concatenate")
     return replace(
         first, data=data, scales=joined([w.scales for w in weights]), biases=joined([w.biases for w in weights])
+    )
+
+
+def stack_experts(weights: Sequence[Weight]) -> Weight | None:
+    """One `[experts, out, in]` bank of single matrices, exact; None when their formats or shapes differ.
+
+    Scalar global scales become one per expert.
+    """
+    first = weights[0]
+    for w in weights:
+        same = (
+            w.quantization == first.quantization
+            and w.data.dtype == first.data.dtype
+            and w.data.shape == first.data.shape
+            and (w.biases is None) == (first.biases is None)
+            and (w.global_scale is None) == (first.global_scale is None)
+            and (w.scales is None or first.scales is None or w.scales.dtype == first.scales.dtype)
+        )
+        if not same:
+            return None
+
+    def stacked(parts: Sequence[mx.array | None]) -> mx.array | None:
+        present = [part for part in parts if part is not None]
+        return mx.stack(present) if present else None
+
+    data = stacked([w.data for w in weights])
+    if data is None:
+        raise CheckpointError("no experts to stack")
+    scale = stacked([None if w.global_scale is None else w.global_scale.reshape(()) for w in weights])
+    return replace(
+        first,
+        data=data,
+        scales=stacked([w.scales for w in weights]),
+        biases=stacked([w.biases for w in weights]),
+        global_scale=scale,
     )

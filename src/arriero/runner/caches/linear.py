@@ -8,18 +8,13 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from arriero.kernels.append import append
 from arriero.model.contract import Snapshot
 from arriero.runner.caches.schedule import Schedule
 from arriero.runner.caches.snapshot import RangeSnapshot, dispatch, fresh
 
 STEP = 256
 """Positions by which buffers grow, and the multiple that every base is of."""
-
-
-def append(buffer: mx.array, update: mx.array, start: int) -> mx.array:
-    """`buffer` with `update` written at positions `[start, start + L)`; use the result instead of `buffer`."""
-    buffer[..., start : start + update.shape[2], :] = update
-    return buffer
 
 
 def ceil_step(positions: int) -> int:

@@ -145,6 +145,11 @@ class StateSnapshot:
         """The state's arrays in the order of the cache."""
         return self._arrays
 
+    @property
+    def compact(self) -> bool:
+        """Whether the arrays are alone in their memory."""
+        return self._compact
+
     def own(self) -> None:
         """Copy states that are slices of a forward's larger buffer, so that they no longer pin it (idempotent)."""
         if not self._compact:
