@@ -153,12 +153,11 @@ class StateSnapshot:
     def own(self) -> None:
         """Copy states that are slices of a forward's larger buffer, so that they no longer pin it (idempotent)."""
         if not self._compact:
-            self._arrays = compacted(self._arrays)
+            self._arrays = copies(self._arrays)
+            dispatch(*self._arrays)
             self._compact = True
 
 
-def compacted(arrays: Sequence[mx.array]) -> tuple[mx.array, ...]:
-    """Copies of the arrays in memory of their own, under way."""
-    copies = tuple(fresh([array], axis=0) for array in arrays)
-    dispatch(*copies)
-    return copies
+def copies(arrays: Sequence[mx.array]) -> tuple[mx.array, ...]:
+    """The arrays in memory of their own; still lazy."""
+    return tuple(fresh([array], axis=0) for array in arrays)
