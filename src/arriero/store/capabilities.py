@@ -1,0 +1,76 @@
+"""What a stored model can do: from its configuration, its templates, its parser, and the header of a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from arriero.store.model import StoredModel
+
+_TOOLS_ONLY = "functiongemma gemma4-no-thinking lfm2 olmo3 qwen3 qwen3-coder qwen3-vl-instruct"
+_BOTH = (
+    "cogito cohere deepseek3 gemma4 glimmer glm-4.7 glm-ocr harmony laguna lfm2-thinking ministral nemotron-3-nano "
+    "nemotron-3.5-nano ornith poolside-v1 qwen3-thinking qwen3-vl-thinking qwen3.5"
+)
+PARSER_CAPABILITIES: Mapping[str, tuple[str, ...]] = (
+    dict.fromkeys(_TOOLS_ONLY.split(), ("tools",))
+    | dict.fromkeys(_BOTH.split(), ("tools", "thinking"))
+    | {"olmo3-think": ("thinking",), "passthrough": ()}
+)
+"""What a built-in parser brings, by the names that Modelfiles and configuration blobs use."""
+
+
+def capabilities_of(model: StoredModel) -> list[str]:
+    """Capabilities in the order of detection, each once; raises StoreError when the weights can't be opened.
+
+    The configuration's own list is complete for safetensors models and remote stubs, and a start for GGUF files.
+    """
+    found = list(model.config.capabilities or ())
+    if found and (model.format != "gguf" or model.config.remote_model):
+        return found
+    if model.format == "gguf" and not found:
+        metadata = model.gguf_metadata
+        found += metadata_capabilities(metadata)
+        if model.template is None:
+            found += template_capabilities(str(metadata.get("tokenizer.chat_template", "")))
+    elif not found:
+        found.append("completion")
+    if model.template is not None:
+        found += go_template_capabilities(model.template)
+    elif model.chat_template is not None:
+        found += template_capabilities(model.chat_template)
+    found += PARSER_CAPABILITIES.get(model.parser, ())
+    if model.details.family in ("gptoss", "gpt-oss"):
+        found.append("thinking")
+    return list(dict.fromkeys(found))
+
+
+def template_capabilities(jinja: str) -> list[str]:
+    """`tools` and `thinking`, as far as a Jinja chat template shows them."""
+    found = []
+    if re.search(r"\btools\b", jinja):
+        found.append("tools")
+    if ("<think>" in jinja and "</think>" in jinja) or re.search(r"""split\(\s*['"]</think>['"]\s*\)""", jinja):
+        found.append("thinking")
+    return found
+
+
+def go_template_capabilities(template: str) -> list[str]:
+    """`tools`, `insert` and `thinking`, as far as a Go template shows them."""
+    actions = " ".join(re.findall(r"\{\{(.*?)\}\}", template, re.DOTALL))
+    found = [name for field, name in ((".Tools", "tools"), (".Suffix", "insert")) if re.search(rf"\{field}\b", actions)]
+    if re.search(r"\.Thinking\b", actions):
+        found.append("thinking")
+    return found
+
+
+def metadata_capabilities(metadata: Mapping[str, Any]) -> list[str]:
+    """What a GGUF header's keys show, its embedded Jinja template apart."""
+    architecture = str(metadata.get("general.architecture", ""))
+    found = ["embedding" if f"{architecture}.pooling_type" in metadata else "completion"]
+    for block, name in (("vision", "vision"), ("audio", "audio")):
+        if metadata.get(f"{architecture}.{block}.block_count"):
+            found.append(name)
+    return found

@@ -1,0 +1,248 @@
+"""One stored model: what its manifest, its configuration and its small layers say, read when asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from arriero.errors import CheckpointError, NotFound, StoreError, UnsupportedFeature
+from arriero.formats.gguf import GGUFFile
+from arriero.source import GGUFSource, LayersSource, ModelSource
+from arriero.store import manifests
+from arriero.store.blobs import Blobs
+from arriero.store.capabilities import capabilities_of
+from arriero.store.manifests import ConfigBlob, Layer, Manifest
+from arriero.store.names import Name
+
+log = logging.getLogger(__name__)
+TEXT_LIMIT = 16 << 20
+"""Most bytes of a template, system prompt, licence or message list."""
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """The `details` object of listings."""
+
+    parent_model: str = ""
+    format: str = ""
+    family: str = ""
+    families: list[str] | None = None
+    parameter_size: str = ""
+    quantization_level: str = ""
+    context_length: int = 0
+    embedding_length: int = 0
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model of the store; layers are read when their property is, and stay the same for the object's life."""
+
+    name: Name
+    manifest: Manifest
+    config: ConfigBlob
+    modified_at: datetime
+    """When its manifest was written, with the local offset."""
+    blobs: Blobs
+    read_only: bool = False
+    """True for a model of another program's store."""
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the manifest: the model's ID."""
+        return self.manifest.digest
+
+    @property
+    def size(self) -> int:
+        """Bytes of all layers and the configuration."""
+        return self.manifest.size
+
+    @property
+    def format(self) -> str:
+        """`gguf` or `safetensors`; '' for a stub without weights."""
+        return self.config.model_format or manifests.media_kind(self.manifest.layers)
+
+    def path(self, layer: Layer) -> Path:
+        """The file of a layer; raises StoreError when it is missing or has another size than the manifest says."""
+        path = self.blobs.path(layer.digest)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise StoreError(
+                f"model '{self.name}' is incomplete: blob {layer.digest} is missing from {self.blobs.folder}; "
+                "pull or create the model again"
+            ) from None
+        if size != layer.size:
+            raise StoreError(
+                f"model '{self.name}' is damaged: blob {layer.digest} has {size} bytes and should have {layer.size}; "
+                "remove the file, then pull or create the model again"
+            )
+        return path
+
+    def read(self, layer: Layer, limit: int = TEXT_LIMIT) -> bytes:
+        """The bytes of a small layer; raises StoreError."""
+        self.path(layer)
+        try:
+            return self.blobs.read(layer.digest, limit)
+        except NotFound as error:
+            raise StoreError(str(error)) from None
+
+    def source(self) -> ModelSource:
+        """Where the weights are; raises StoreError (missing blobs) or UnsupportedFeature (adapters, remote stubs)."""
+        if self.config.remote_host or self.config.remote_model:
+            raise UnsupportedFeature(
+                f"model '{self.name}' is a stub for '{self.config.remote_model}' on "
+                f"{self.config.remote_host or 'a remote host'}; arriero runs local models only"
+            )
+        if self.manifest.of(manifests.ADAPTER):
+            raise UnsupportedFeature(
+                f"model '{self.name}' has a LoRA adapter, which arriero does not run yet; "
+                "merge the adapter into the weights and create the model from those"
+            )
+        tensors = {layer.name: str(self.path(layer)) for layer in self.manifest.of(manifests.TENSOR)}
+        if tensors:
+            return LayersSource(
+                tensors=tensors, files={name: str(self.path(layer)) for name, layer in self.files.items()}
+            )
+        weights = tuple(str(self.path(layer)) for layer in self.manifest.of(manifests.MODEL))
+        if not weights:
+            raise StoreError(f"model '{self.name}' has no weights; pull or create it again")
+        return GGUFSource(paths=weights)
+
+    @cached_property
+    def files(self) -> dict[str, Layer]:
+        """Configuration files of a safetensors model by name: JSON files, `chat_template.jinja`, `tokenizer.model`."""
+        return {layer.name: layer for layer in self.manifest.of(manifests.JSON, manifests.TEXT)}
+
+    def json_file(self, name: str) -> dict[str, Any]:
+        """A JSON object among the files, {} when there is none of that name; raises StoreError."""
+        layer = self.files.get(name)
+        if layer is None:
+            return {}
+        document: dict[str, Any] = self._json(layer, dict[str, Any], name)
+        return document
+
+    @cached_property
+    def template(self) -> str | None:
+        """Text of the template layer."""
+        return self._last_text(manifests.TEMPLATE, manifests.PROMPT)
+
+    @cached_property
+    def system(self) -> str | None:
+        """Default system prompt."""
+        return self._last_text(manifests.SYSTEM)
+
+    @cached_property
+    def licenses(self) -> list[str]:
+        """All licence texts."""
+        return [self._text(layer) for layer in self.manifest.of(manifests.LICENSE)]
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """Default options, as stored (unchecked)."""
+        merged: dict[str, Any] = {}
+        for layer in self.manifest.of(manifests.PARAMS):
+            merged |= self._json(layer, dict[str, Any], "parameters")
+        return merged
+
+    @cached_property
+    def messages(self) -> list[dict[str, Any]]:
+        """Messages that open every conversation."""
+        return [
+            message
+            for layer in self.manifest.of(manifests.MESSAGES)
+            for message in self._json(layer, list[dict[str, Any]], "messages")
+        ]
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja template among the files: `chat_template.jinja`, else that of tokenizer_config.json."""
+        layer = self.files.get("chat_template.jinja")
+        if layer is not None:
+            return self._text(layer)
+        return jinja_of(self.json_file("tokenizer_config.json"))
+
+    @cached_property
+    def gguf_metadata(self) -> Mapping[str, Any]:
+        """Every key of the (first) GGUF file's header; raises StoreError."""
+        try:
+            return GGUFFile(self.path(self.manifest.of(manifests.MODEL)[0])).metadata
+        except CheckpointError as error:
+            raise StoreError(f"model '{self.name}' is damaged: {error}") from error
+
+    @property
+    def renderer(self) -> str:
+        """Built-in renderer's name, or ''."""
+        return self.config.renderer
+
+    @property
+    def parser(self) -> str:
+        """Built-in parser's name, or ''."""
+        return self.config.parser
+
+    @cached_property
+    def capabilities(self) -> list[str]:
+        """What the model can do; may open the weights' header when the configuration does not say."""
+        return capabilities_of(self)
+
+    @cached_property
+    def details(self) -> Details:
+        """For listings; opens nothing larger than config.json."""
+        config = self.config
+        family = config.model_family
+        if not family and "config.json" in self.files:
+            try:
+                family = family_of(self.json_file("config.json"))
+            except StoreError as error:
+                log.warning("%s", error)
+        weights = self.manifest.of(manifests.MODEL)
+        return Details(
+            parent_model=weights[0].from_ if weights else "",
+            format=self.format,
+            family=family,
+            families=config.model_families or ([family] if family else None),
+            parameter_size=config.model_type,
+            quantization_level=config.file_type,
+            context_length=config.context_length,
+            embedding_length=config.embedding_length,
+        )
+
+    def _text(self, layer: Layer) -> str:
+        return self.read(layer).decode("utf-8", errors="replace")
+
+    def _last_text(self, *media_types: str) -> str | None:
+        layers = self.manifest.of(*media_types)
+        return self._text(layers[-1]) if layers else None
+
+    def _json(self, layer: Layer, kind: Any, what: str) -> Any:
+        try:
+            return msgspec.json.decode(self.read(layer, limit=TEXT_LIMIT), type=kind)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"the {what} of model '{self.name}' cannot be read: {error}") from None
+
+
+def family_of(config: dict[str, Any]) -> str:
+    """Architecture name for people: `model_type`, else the class's name without its ending."""
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type:
+        return model_type
+    classes = config.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    return first.lower().removesuffix("forcausallm").removesuffix("forconditionalgeneration")
+
+
+def jinja_of(tokenizer_config: dict[str, Any]) -> str | None:
+    """The chat template of a tokenizer_config.json; of a list of named ones, `default`, else the first."""
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, str):
+        return template
+    if isinstance(template, list):
+        named = {t["name"]: t["template"] for t in template if isinstance(t, dict) and {"name", "template"} <= t.keys()}
+        chosen = named.get("default", next(iter(named.values()), None))
+        return chosen if isinstance(chosen, str) else None
+    return None
