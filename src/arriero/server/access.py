@@ -1,0 +1,43 @@
+"""The outermost middleware: one log line a request, and a clean 500 for what nobody expected."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from arriero.server.errors import error_response, report
+
+log = logging.getLogger("arriero.server.access")
+
+
+class AccessLog:
+    """ASGI middleware; a request that ends without a status (its client left first) is logged as 499."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request and log it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except Exception as error:  # noqa: BLE001  (the last place where a client can still be told)
+            report(error, f"{scope['method']} {scope['path']}")
+            if not status:
+                await error_response(error)(scope, receive, send_and_note)
+        finally:
+            client = scope["client"][0] if scope.get("client") else "-"
+            elapsed = time.perf_counter() - started
+            log.info("%s %s %d %.3fs %s", scope["method"], scope["path"], status or 499, elapsed, client)
