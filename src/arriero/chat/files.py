@@ -1,0 +1,71 @@
+"""The text-side files of a model, whatever it is stored as: configurations by name, or GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from arriero.chat._metadata import read_metadata
+from arriero.errors import CheckpointError
+from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
+
+
+class TextFiles:
+    """Reads a model's small files once; `metadata` is empty unless the model is a GGUF file."""
+
+    def __init__(self, paths: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
+        self._paths = paths
+        self.metadata = metadata
+        self._parsed: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def open(cls, source: ModelSource) -> TextFiles:
+        """Raises CheckpointError when the source is not there."""
+        if isinstance(source, GGUFSource):
+            return cls({}, read_metadata(source.paths[0]))
+        if isinstance(source, LayersSource):
+            return cls({name: Path(path) for name, path in source.files.items()}, {})
+        assert isinstance(source, FolderSource)
+        folder = Path(source.path)
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder")
+        return cls({path.name: path for path in folder.iterdir() if path.is_file()}, {})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._paths
+
+    def bytes(self, name: str) -> bytes | None:
+        """The file's bytes; None when the model has no such file."""
+        path = self._paths.get(name)
+        if path is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error}") from error
+
+    def text(self, name: str) -> str | None:
+        """The file's text (UTF-8); None when the model has no such file."""
+        data = self.bytes(name)
+        if data is None:
+            return None
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{name} is not UTF-8: {error}") from error
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The file's JSON object; empty when the model has no such file."""
+        if name not in self._parsed:
+            data = self.bytes(name)
+            try:
+                value = {} if data is None else msgspec.json.decode(data)
+            except msgspec.DecodeError as error:
+                raise CheckpointError(f"{name} is not valid JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise CheckpointError(f"{name} must hold a JSON object; it holds a {type(value).__name__}")
+            self._parsed[name] = value
+        return self._parsed[name]

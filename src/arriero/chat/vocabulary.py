@@ -1,0 +1,133 @@
+"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+
+Source: the GGUF specification's `tokenizer.ggml.*` keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+
+from arriero.chat.pretokenizers import family
+from arriero.errors import CheckpointError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Values of `tokenizer.ggml.token_type`."""
+
+_SPACE = "▁"
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer that a GGUF file describes.
+
+    Raises CheckpointError for a missing or inconsistent key and for a kind that we don't run (WordPiece, Unigram).
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise CheckpointError(
+            f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE) can be run"
+        )
+    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    types: Sequence[int] = [NORMAL] * len(tokens)
+    if "tokenizer.ggml.token_type" in metadata:
+        types = _list(metadata, "tokenizer.ggml.token_type", int)
+    if len(types) != len(tokens):
+        raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if kind == "gpt2":
+        tokenizer = _byte_level(metadata, vocabulary)
+    else:
+        tokenizer = _sentencepiece(metadata, tokens, types, vocabulary)
+    # `tokenizers` gives an added token its id by its text: a text that stands twice in the vocabulary keeps one id.
+    for special in (True, False):
+        wanted = CONTROL if special else USER_DEFINED
+        added = [
+            AddedToken(token, special=special, normalized=False)
+            for token, type_ in zip(tokens, types, strict=True)
+            if type_ == wanted and token
+        ]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    return tokenizer
+
+
+def _list(metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
+    values = metadata.get(key)
+    if values is None:
+        raise CheckpointError(f"the file has no {key}: its vocabulary is incomplete, download it again")
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or not values or not isinstance(values[0], kind):
+        raise CheckpointError(f"{key} must be a list of {kind.__name__}; it is {type(values).__name__}")
+    return values
+
+
+def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Tokenizer:
+    merges = []
+    for line in _list(metadata, "tokenizer.ggml.merges", str):
+        # A piece may begin with a blank only in a damaged file, so the first blank after a character divides.
+        left, blank, right = line.partition(" ")
+        if not blank or not left or not right:
+            raise CheckpointError(f"tokenizer.ggml.merges holds {line!r}; a merge is two pieces with a blank between")
+        if left + right in vocabulary and left in vocabulary and right in vocabulary:
+            merges.append((left, right))
+    rule = family(metadata.get("tokenizer.ggml.pre"))
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], vocabulary: dict[str, int]
+) -> Tokenizer:
+    scores = _list(metadata, "tokenizer.ggml.scores", float)
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise CheckpointError(f"tokenizer.ggml.unknown_token_id is {unknown!r}, outside the vocabulary")
+    model = BPE(
+        vocabulary,
+        merges_from_scores(tokens, scores, types, vocabulary),
+        unk_token=tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    replace = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def merges_from_scores(
+    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], vocabulary: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """The merges that a SentencePiece BPE vocabulary implies, likeliest first.
+
+    SentencePiece joins the two neighbours whose joined piece scores highest. That is BPE with one merge for each way to
+    divide a piece into two pieces, ranked by the piece's score; divisions of one piece rank by the ids of their parts.
+    """
+    ranked = [index for index, type_ in enumerate(types) if type_ in (NORMAL, UNUSED) and len(tokens[index]) > 1]
+    ranked.sort(key=lambda index: -scores[index])
+    usable = {token for token, type_ in zip(tokens, types, strict=True) if type_ in (NORMAL, UNUSED)}
+    merges: list[tuple[str, str]] = []
+    for index in ranked:
+        token = tokens[index]
+        if len(token) == 2:
+            pairs = [(token[0], token[1])]
+        else:
+            pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs = [pair for pair in pairs if pair[0] in usable and pair[1] in usable]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges += pairs
+    return merges
