@@ -1,1 +1,4 @@
-"""Operations that plain MLX does badly: one file per operation, with the graph version and the choice of device version. Refuses to know models."""
+"""Operations that plain MLX does badly: one file per operation.
+
+Each holds the graph version (plain MLX, always right) and the choice of the device's version. Refuses to know models.
+"""

@@ -80,7 +80,9 @@ def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
     first = weights[0]
     if any(w.quantization != first.quantization or w.data.dtype != first.data.dtype for w in weights):
         return None
-    if any(w.global_scale is not None for w in weights) or any((w.biases is None) != (first.biases is None) for w in weights):
+    if any(w.global_scale is not None for w in weights) or any(
+        (w.biases is None) != (first.biases is None) for w in weights
+    ):
         return None
     if any(w.scales is not None and first.scales is not None and w.scales.dtype != first.scales.dtype for w in weights):
         return None

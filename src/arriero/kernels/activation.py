@@ -1,0 +1,30 @@
+"""Element-wise functions: gated activations and the soft cap. Each result has its input's dtype."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+# 16-bit inputs are computed in float32 and rounded once: a chain of rounded products loses two bits.
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """`silu(gate) · up`. Source: Shazeer, GLU variants, 2020."""
+    g = gate.astype(mx.float32)
+    return (g * mx.sigmoid(g) * up.astype(mx.float32)).astype(gate.dtype)
+
+
+def geglu(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
+    """`gelu(gate) · up`, with gelu's tanh form or its exact form by erf."""
+    g = gate.astype(mx.float32)
+    if tanh:
+        inner = 1 + mx.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g * g * g))
+    else:
+        inner = 1 + mx.erf(g * math.sqrt(0.5))
+    return (0.5 * g * inner * up.astype(mx.float32)).astype(gate.dtype)
+
+
+def softcap(x: mx.array, cap: float) -> mx.array:
+    """`cap · tanh(x / cap)`."""
+    return (mx.tanh(x.astype(mx.float32) / cap) * cap).astype(x.dtype)

@@ -1,0 +1,161 @@
+"""Attention of packed rows, each span over its own history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from arriero.kernels import device
+from arriero.kernels.activation import softcap as cap
+
+ALIGN = 256
+"""Histories are cut at multiples of this, so that a key's place in a sum does not depend on the cut."""
+
+QUERY_BLOCK = 512
+SCORE_BUDGET = 1 << 25
+"""Scores (all heads) of one block of queries where no fused kernel keeps them out of memory."""
+
+
+def attention(
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    *,
+    scale: float,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    bases: Sequence[int] | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    causal: bool = True,
+    memo: dict[Any, Any] | None = None,
+) -> mx.array:
+    """Attention of q `[T, q_heads, D]`; returns `[T, q_heads, Dv]` in q's dtype.
+
+    `lengths[i]` rows of q belong to span i, whose first query stands at absolute position `positions[i]`. `keys[i]`
+    and `values[i]` are `[1, kv_heads, K, D]` and begin at absolute position `bases[i]` (default 0). A query sees the
+    keys up to its own position, or all with `causal=False`; with `window` only the last `window` of them, itself
+    included.
+    `softcap` c turns a score s into `c · tanh(s / c)`; `sinks` holds one extra logit per query head, without a value.
+    `memo` keeps masks that the layers of one forward share.
+
+    In float32 on the CPU a query's result does not depend, to the bit, on the queries that share the call nor on keys
+    that it cannot see.
+    """
+    bases = [0] * len(keys) if bases is None else bases
+    memo = {} if memo is None else memo
+    outputs: list[mx.array] = []
+    start = 0
+    for k, v, length, position, base in zip(keys, values, lengths, positions, bases, strict=True):
+        span = q[start : start + length].swapaxes(0, 1)[None]
+        outputs.append(
+            graph(
+                span,
+                k,
+                v,
+                scale=scale,
+                position=position,
+                base=base,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                causal=causal,
+                memo=memo,
+            )[0].swapaxes(0, 1)
+        )
+        start += length
+    if start != q.shape[0]:
+        raise ValueError(f"spans hold {start} queries, but {q.shape[0]} were given")
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+def graph(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    position: int,
+    base: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+    causal: bool,
+    memo: dict[Any, Any],
+) -> mx.array:
+    """Plain MLX for one span: q `[1, q_heads, L, D]` over k, v `[1, kv_heads, K, D]`, by blocks of queries."""
+    length, held = q.shape[2], k.shape[2]
+    fused = softcap is None and not device.on_cpu()
+    block = length
+    if not (fused and window is None):
+        block = max(1, min(QUERY_BLOCK, SCORE_BUDGET // max(1, held * q.shape[1])))
+    outputs: list[mx.array] = []
+    for start in range(0, length, block):
+        count = min(block, length - start)
+        first = position + start
+        stop = min(held, first + count - base) if causal else held
+        cut = 0
+        if window is not None:
+            # The oldest key of the block's first query, brought down to a multiple of ALIGN on the absolute axis.
+            cut = max(0, (first - window + 1) // ALIGN * ALIGN - base)
+        mask = _mask(memo, first, count, base + cut, base + stop, window, causal)
+        part = q if count == length else q[:, :, start : start + count]
+        outputs.append(_block(part, k[:, :, cut:stop], v[:, :, cut:stop], scale, mask, softcap, sinks))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
+
+
+def _mask(
+    memo: dict[Any, Any], first: int, count: int, low: int, high: int, window: int | None, causal: bool
+) -> mx.array | str | None:
+    """What hides keys `[low, high)` from queries `[first, first + count)`: nothing, MLX's causal mode, or a table."""
+    windowed = window is not None and low <= first + count - 1 - window
+    if not windowed:
+        if not causal or count == 1:
+            return None
+        return "causal"
+    key = ("attention mask", first, count, low, high, window, causal)
+    mask: mx.array | None = memo.get(key)
+    if mask is None:
+        queries = mx.arange(first, first + count, dtype=mx.int32)[:, None]
+        positions = mx.arange(low, high, dtype=mx.int32)[None]
+        assert window is not None
+        mask = positions > queries - window
+        if causal:
+            mask = mask & (positions <= queries)
+        memo[key] = mask
+    return mask
+
+
+def _block(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    if softcap is None:
+        return mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(q.dtype)
+        )
+    _, heads, count, width = q.shape
+    kv_heads, held = k.shape[1], k.shape[2]
+    grouped = q.astype(mx.float32).reshape(1, kv_heads, heads // kv_heads, count, width) * scale
+    scores = cap(grouped @ k.astype(mx.float32)[:, :, None].swapaxes(-1, -2), softcap)
+    if isinstance(mask, str):
+        mask = mx.arange(held)[None] <= mx.arange(held - count, held)[:, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf)
+    if sinks is not None:
+        extra = sinks.astype(mx.float32).reshape(1, kv_heads, heads // kv_heads, 1, 1)
+        # In front, so that its place in the sums does not move with the number of keys.
+        scores = mx.concatenate([mx.broadcast_to(extra, (*scores.shape[:-1], 1)), scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        weights = weights[..., 1:]
+    y = weights @ v.astype(mx.float32)[:, :, None]
+    return y.reshape(1, heads, count, v.shape[-1]).astype(q.dtype)

@@ -1,0 +1,70 @@
+"""Which device the arrays live on, and the optional extension with CPU kernels.
+
+Refuses to know models. `ARRIERO_KERNELS=graph` keeps every operation on plain MLX, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+log = logging.getLogger(__name__)
+
+EXTENSION = "arriero_cpu"
+
+
+def on_cpu() -> bool:
+    """Whether operations run on the CPU (MLX's default device)."""
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+@cache
+def cpu_extension() -> Any | None:
+    """The package `arriero_cpu` when it is installed and works here, imported and probed once.
+
+    None when it is not installed (nobody has to have it), when `ARRIERO_KERNELS=graph` asks for plain MLX, or when it
+    is installed but cannot run, which is one warning.
+    """
+    choice = os.environ.get("ARRIERO_KERNELS", "").strip().lower()
+    if choice == "graph":
+        return None
+    if choice not in ("", "auto"):
+        log.warning("ARRIERO_KERNELS=%s is not known (graph, auto); using auto", choice)
+    try:
+        extension = importlib.import_module(EXTENSION)
+    except ModuleNotFoundError as error:
+        if error.name == EXTENSION:
+            log.debug("arriero-cpu is not installed: plain MLX runs on the CPU")
+            return None
+        _warn(error)
+        return None
+    except (ImportError, OSError, RuntimeError) as error:
+        _warn(error)
+        return None
+    try:
+        name = extension.probe()
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        _warn(error)
+        return None
+    log.info("CPU kernels: arriero-cpu (%s)", name)
+    return extension
+
+
+def native() -> Any | None:
+    """The extension when operations run on the CPU, None on other devices."""
+    return cpu_extension() if on_cpu() else None
+
+
+def _warn(error: Exception) -> None:
+    log.warning(
+        "the CPU kernels cannot be used, so plain MLX runs instead (much slower): %s. Reinstall arriero-cpu for mlx "
+        "%s, or set ARRIERO_KERNELS=graph to be silent about it",
+        error,
+        version("mlx"),
+    )

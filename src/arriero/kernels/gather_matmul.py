@@ -1,0 +1,102 @@
+"""Products of rows with the matrices of their experts, dense or quantised.
+
+Both take x `[R, in]` and `indices`: `[R]` for one expert a row, or `[R, k]` for several, and give `[R, out]` or
+`[R, k, out]` in x's dtype. `sorted_indices` promises that the flat indices ascend, which some devices use.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from arriero.kernels import device
+
+
+def gather_matmul(x: mx.array, w: mx.array, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
+    """Dense experts, w `[experts, out, in]`."""
+    return graph(x, w, indices, sorted_indices=sorted_indices)
+
+
+def gather_quantized_matmul(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    indices: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None = None,
+    sorted_indices: bool = False,
+) -> mx.array:
+    """Quantised experts, w `[experts, out, in · bits / 32]`; `global_scale` is float32, a scalar or one per expert."""
+    return quantized_graph(
+        x,
+        w,
+        scales,
+        biases,
+        indices=indices,
+        group_size=group_size,
+        bits=bits,
+        mode=mode,
+        global_scale=global_scale,
+        sorted_indices=sorted_indices,
+    )
+
+
+def graph(x: mx.array, w: mx.array, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
+    """Plain MLX, whose CPU product of this kind knows float32 only."""
+    if device.on_cpu() and (x.dtype != mx.float32 or w.dtype != mx.float32):
+        w, indices = _used(w, indices)
+        y = _gather(x.astype(mx.float32), w.astype(mx.float32), indices, sorted_indices and indices.ndim == 1)
+        return y.astype(x.dtype)
+    return _gather(x, w, indices, sorted_indices).astype(x.dtype)
+
+
+def quantized_graph(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    indices: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None = None,
+    sorted_indices: bool = False,
+) -> mx.array:
+    """Plain MLX; the global scale multiplies the output in float32, since only GPUs take it inside."""
+    y = mx.gather_qmm(
+        _rows(x, indices),
+        w,
+        scales,
+        biases,
+        rhs_indices=indices,
+        transpose=True,
+        group_size=group_size,
+        bits=bits,
+        mode=mode,
+        sorted_indices=sorted_indices,
+    ).squeeze(-2)
+    if global_scale is not None:
+        scale = global_scale if global_scale.size == 1 else mx.take(global_scale.reshape(-1), indices)[..., None]
+        y = y.astype(mx.float32) * scale
+    return y.astype(x.dtype)
+
+
+def _rows(x: mx.array, indices: mx.array) -> mx.array:
+    """x with the unit axes that the gather products broadcast over."""
+    return x[:, None, :] if indices.ndim == 1 else x[:, None, None, :]
+
+
+def _gather(x: mx.array, w: mx.array, indices: mx.array, ascending: bool) -> mx.array:
+    y = mx.gather_mm(_rows(x, indices), w.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=ascending)
+    return y.squeeze(-2)
+
+
+def _used(w: mx.array, indices: mx.array) -> tuple[mx.array, mx.array]:
+    """Only the matrices that a few rows name, so that the conversion to float32 does not touch the whole bank."""
+    if indices.size >= w.shape[0]:
+        return w, indices
+    return mx.take(w, indices.reshape(-1), axis=0), mx.arange(indices.size, dtype=mx.uint32).reshape(indices.shape)

@@ -1,0 +1,42 @@
+"""Product of packed rows with a quantised matrix in MLX's packed layout."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def quantized_matmul(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None = None,
+) -> mx.array:
+    """`x @ dequantised(w).T` for x `[..., in]` and w `[out, in · bits / 32]` uint32; the result has x's dtype.
+
+    Affine scales and biases may be float16, bfloat16 or float32 whatever x is. `global_scale` (float32, scalar or one
+    per output row) multiplies the result in float32, before the cast to x's dtype.
+    """
+    return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+
+
+def graph(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None = None,
+) -> mx.array:
+    """Plain MLX: with scales of another float type the product is float32, cast back."""
+    y = mx.quantized_matmul(x, w, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode)
+    if global_scale is not None:
+        y = y.astype(mx.float32) * global_scale
+    return y.astype(x.dtype)

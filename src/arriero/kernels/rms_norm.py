@@ -1,0 +1,20 @@
+"""Root mean square normalisation over the last axis."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def rms_norm(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
+    """`x / sqrt(mean(x²) + eps) · gain`, computed in float32; the result has x's dtype.
+
+    A float32 gain is applied before the result is rounded to x's dtype. Source: Zhang and Sennrich, 2019.
+    """
+    return graph(x, gain, eps)
+
+
+def graph(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
+    """Plain MLX; its kernel would return the gain's dtype when that is wider."""
+    if gain is None or gain.dtype == x.dtype:
+        return mx.fast.rms_norm(x, gain, eps)
+    return mx.fast.rms_norm(x.astype(mx.float32), gain.astype(mx.float32), eps).astype(x.dtype)

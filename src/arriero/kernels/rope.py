@@ -1,0 +1,32 @@
+"""Rotary position embedding of packed heads, by a table of angles."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:
+    """Rotate the first R elements of each head of x `[T, heads, D]`; the result has x's dtype.
+
+    `table` is float32 `[T, R / 2, 2]`: cosine and sine of each token's angles, magnitude included. Pairs are
+    `(i, i + R/2)`, or `(2i, 2i + 1)` when `interleaved`. Source: Su et al., RoFormer, 2021.
+    """
+    return graph(x, table, interleaved=interleaved)
+
+
+def graph(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:
+    """Plain MLX, in float32."""
+    half = table.shape[1]
+    cos, sin = table[:, None, :, 0], table[:, None, :, 1]
+    rotated = x[..., : 2 * half].astype(mx.float32)
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        first, second = rotated[..., :half], rotated[..., half:]
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    if interleaved:
+        y = mx.stack(parts, axis=-1).reshape(rotated.shape)
+    else:
+        y = mx.concatenate(parts, axis=-1)
+    y = y.astype(x.dtype)
+    return y if 2 * half == x.shape[-1] else mx.concatenate([y, x[..., 2 * half :]], axis=-1)

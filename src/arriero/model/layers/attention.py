@@ -1,0 +1,155 @@
+"""Attention over the rows' caches, and the grouped-query component that most decoders share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import mlx.core as mx
+
+from arriero.kernels.attention import attention
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Batch
+from arriero.model.layers.linear import FusedLinear, Linear
+from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.rope import Rope
+from arriero.runner.caches.full import KVCache
+from arriero.runner.caches.sliding import SlidingCache
+
+
+def attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    batch: Batch,
+    slot: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Append each span's keys and values to its cache of `slot`, then causal attention over what it holds.
+
+    q `[T, q_heads, D]`, k `[T, kv_heads, D]`, v `[T, kv_heads, Dv]`; returns `[T, q_heads, Dv]` in q's dtype.
+    """
+    keys, values, bases = [], [], []
+    for span, cache in zip(batch.spans, batch.caches(slot), strict=True):
+        part = slice(span.start, span.start + span.length)
+        held_k, held_v, base = cache.append(k[part].swapaxes(0, 1)[None], v[part].swapaxes(0, 1)[None])
+        keys.append(held_k)
+        values.append(held_v)
+        bases.append(base)
+    return attention(
+        q,
+        keys,
+        values,
+        scale=scale,
+        lengths=[span.length for span in batch.spans],
+        positions=[span.position for span in batch.spans],
+        bases=bases,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        memo=batch.memo,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Shape and options of one grouped-query attention layer."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    qkv_bias: bool | None = None
+    """True: biases must exist; None: they may."""
+    out_bias: bool | None = None
+    norm_eps: float | None = None
+    """Of the norms of each query and key head, applied before the rotation; None where there are none."""
+    centred_norms: bool = False
+
+    def cache_bytes(self, dtype: mx.Dtype, context_length: int) -> tuple[int, int]:
+        """Bytes for each token of a row, and bytes that a row takes however long it is."""
+        token = 2 * self.kv_heads * self.head_dim * dtype.size
+        if self.window is None or self.window >= context_length:
+            return token, 0
+        return 0, token * (self.window + 512)
+
+
+class GroupedAttention:
+    """q, k and v projections, optional norms of heads, rotation, attention, output projection."""
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        rope: Rope,
+        dtype: mx.Dtype,
+        *,
+        query: Linear,
+        key: Linear,
+        value: Linear,
+        out: Linear,
+        query_norm: RMSNorm | None = None,
+        key_norm: RMSNorm | None = None,
+    ) -> None:
+        self.config = config
+        self.rope = rope
+        self.dtype = dtype
+        self.qkv = FusedLinear([query, key, value])
+        self.out = out
+        self.query_norm = query_norm
+        self.key_norm = key_norm
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
+        """`q_proj`, `k_proj`, `v_proj`, `o_proj`, and with `norm_eps` also `q_norm`, `k_norm`, under `prefix`."""
+        c = config
+
+        def project(name: str, heads: int) -> Linear:
+            shape = (heads * c.head_dim, c.hidden)
+            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=shape)
+
+        def norm(name: str) -> RMSNorm | None:
+            if c.norm_eps is None:
+                return None
+            return RMSNorm.load(
+                checkpoint, f"{prefix}.{name}", dtype, eps=c.norm_eps, width=c.head_dim, centred=c.centred_norms
+            )
+
+        return cls(
+            config,
+            rope,
+            dtype,
+            query=project("q_proj", c.heads),
+            key=project("k_proj", c.kv_heads),
+            value=project("v_proj", c.kv_heads),
+            out=Linear.load(
+                checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
+            ),
+            query_norm=norm("q_norm"),
+            key_norm=norm("k_norm"),
+        )
+
+    def new_cache(self) -> KVCache | SlidingCache:
+        """Memory of one row: everything, or the window."""
+        c = self.config
+        if c.window is None:
+            return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
+        return SlidingCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype, c.window)
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        c = self.config
+        q, k, v = self.qkv(x)
+        q = q.reshape(-1, c.heads, c.head_dim)
+        k = k.reshape(-1, c.kv_heads, c.head_dim)
+        v = v.reshape(-1, c.kv_heads, c.head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = self.rope(q, batch), self.rope(k, batch)
+        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, softcap=c.softcap)
+        return self.out(y.reshape(-1, c.heads * c.head_dim))

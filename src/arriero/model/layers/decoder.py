@@ -1,0 +1,139 @@
+"""What decoder-only models share: token rows in, a stack of layers, a final norm, a head."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError, UnsupportedFeature
+from arriero.kernels.activation import softcap
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches
+from arriero.model.layers.embedding import Embedding
+from arriero.model.layers.linear import Linear
+from arriero.model.layers.norm import RMSNorm
+from arriero.model.weight import Weight
+
+log = logging.getLogger(__name__)
+
+HARMLESS = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|rope_freqs(\.weight)?)$"
+)
+"""Leftover tensors that older tools write and that hold nothing to load."""
+
+
+class Layer(Protocol):
+    """One layer of the stack, which owns the cache slot of its index."""
+
+    def new_cache(self) -> Cache | None: ...
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array: ...
+
+
+class Decoder:
+    """A stack of layers with one cache slot each. Architectures build it in their `load`."""
+
+    facts: ModelFacts
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        *,
+        embedding: Embedding,
+        layers: Sequence[Layer],
+        norm: RMSNorm,
+        head: Linear,
+        embedding_scale: float | None = None,
+        logit_cap: float | None = None,
+    ) -> None:
+        self.facts = facts
+        self.embedding = embedding
+        self.layers = list(layers)
+        self.norm = norm
+        self.head = head
+        self.embedding_scale = embedding_scale
+        self.logit_cap = logit_cap
+
+    def new_caches(self) -> RowCaches:
+        """Fresh caches for a row, one slot a layer."""
+        return [layer.new_cache() for layer in self.layers]
+
+    def forward(self, batch: Batch) -> Hidden:
+        """Packed tokens `[T]` to final states `[T, hidden]`, and the taps in the order asked for."""
+        if batch.features:
+            raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
+        x = self.embedding(batch.tokens)
+        if self.embedding_scale is not None:
+            # A Python number takes x's dtype, so the scale is rounded to it as in training.
+            x = x * self.embedding_scale
+        taps: dict[int, mx.array] = {}
+        for index, layer in enumerate(self.layers):
+            x = layer(x, batch, index)
+            if index in batch.taps:
+                taps[index] = x
+        tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
+        return Hidden(self.norm(x), tapped)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """`[n, hidden]` to `[n, vocab]` in the activations' dtype."""
+        logits = self.head(hidden)
+        return logits if self.logit_cap is None else softcap(logits, self.logit_cap)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Rows of the token table, without scale."""
+        return self.embedding(tokens)
+
+    def raw_logits(self, hidden: mx.array) -> mx.array:
+        """Head product without the soft cap."""
+        return self.head(hidden)
+
+    def parameters(self) -> Iterable[mx.array]:
+        """Every array of the model, each once."""
+        return list({id(array): array for array in arrays(self)}.values())
+
+
+def arrays(value: Any) -> Iterator[mx.array]:
+    """Every array that a component holds, through its attributes, lists and dataclasses."""
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, Weight):
+        yield from value.arrays()
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from arrays(item)
+    elif isinstance(value, dict):
+        yield from arrays(list(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from arrays([getattr(value, f.name) for f in fields(value)])
+    elif type(value).__module__.startswith("arriero.model."):
+        yield from arrays(list(vars(value).values()))
+
+
+def find_root(
+    checkpoint: Checkpoint, roots: Sequence[str] = ("model.", "language_model.model.", "model.language_model.")
+) -> str:
+    """The prefix under which the text model's tensors are; CheckpointError when there is no token table."""
+    for root in roots:
+        if f"{root}embed_tokens.weight" in checkpoint:
+            return root
+    raise CheckpointError(
+        "the checkpoint has no token embedding; looked for " + ", ".join(f"{root}embed_tokens.weight" for root in roots)
+    )
+
+
+def report_unused(checkpoint: Checkpoint, architecture: str) -> None:
+    """One warning that lists the tensors that nobody has taken, numbers folded into `*`."""
+    left = [name for name in checkpoint.unused() if not HARMLESS.search(name)]
+    if not left:
+        return
+    folded: dict[str, int] = {}
+    for name in left:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+        folded[pattern] = folded.get(pattern, 0) + 1
+    listed = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in sorted(folded.items()))
+    log.warning("%s does not use %d tensors of the checkpoint: %s", architecture, len(left), listed)

@@ -1,0 +1,156 @@
+"""Mixtures of experts: the router and the bank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.linear import Linear, expect_shape
+from arriero.model.layers.mlp import Activation, gated
+from arriero.model.weight import Weight, concatenate_rows, stack_experts
+
+SORT_FROM = 64
+"""Tokens from which sorting them by expert pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Chooses `top_k` experts a token by softmax."""
+
+    gate: Linear
+    top_k: int
+    normalise: bool
+    """Whether the chosen weights are made to sum to one."""
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""
+        scores = mx.softmax(self.gate(x).astype(mx.float32), axis=-1, precise=True)
+        chosen = mx.argpartition(-scores, kth=self.top_k - 1, axis=-1)[..., : self.top_k]
+        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        if self.normalise:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return chosen.astype(mx.uint32), weights
+
+
+def expert_product(x: mx.array, bank: Weight, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
+    """Rows x `[R, in]` through the experts `indices` `[R]` or `[R, k]`: `[R, out]` or `[R, k, out]`, in x's dtype."""
+    if bank.quantization is None:
+        return gather_matmul(x, bank.data, indices, sorted_indices=sorted_indices)
+    if bank.scales is None:
+        raise CheckpointError("a packed bank of experts has no scales")
+    how = bank.quantization
+    return gather_quantized_matmul(
+        x,
+        bank.data,
+        bank.scales,
+        bank.biases,
+        indices=indices,
+        group_size=how.group_size,
+        bits=how.bits,
+        mode=how.mode,
+        global_scale=bank.global_scale,
+        sorted_indices=sorted_indices,
+    )
+
+
+class Experts:
+    """A bank of gated feed-forward experts: `Σ weight · down(activation(gate(x)) · up(x))`.
+
+    Each bank carries its own format and its own global scales; the gate's scale is applied before the activation.
+    """
+
+    def __init__(self, gate: Weight, up: Weight, down: Weight, activation: Activation) -> None:
+        self.intermediate = gate.shape[1]
+        joined = concatenate_rows([gate, up])
+        self.gate_up = [gate, up] if joined is None else [joined]
+        self.down = down
+        self.activation: Activation = activation
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: mx.Dtype,
+        *,
+        experts: int,
+        hidden: int,
+        intermediate: int,
+        activation: Activation = "silu",
+    ) -> Self:
+        """Banks under `prefix`, as any of the published layouts.
+
+        `experts.N.gate_proj.weight` one by one; `experts.gate_proj.weight` or `switch_mlp.gate_proj.weight` stacked; or
+        `experts.gate_up_proj` with gate's rows before up's.
+        """
+        wide, narrow = (experts, intermediate, hidden), (experts, hidden, intermediate)
+        fused = f"{prefix}.experts.gate_up_proj"
+        name = next((n for n in (fused, f"{fused}.weight") if n in checkpoint), None)
+        if name is not None:
+            both = checkpoint.weight(name).astype(dtype)
+            expect_shape(name, both.shape, (experts, 2 * intermediate, hidden))
+            gate, up = both.rows(slice(0, intermediate)), both.rows(slice(intermediate, None))
+        else:
+            gate = _bank(checkpoint, prefix, "gate_proj", dtype, wide)
+            up = _bank(checkpoint, prefix, "up_proj", dtype, wide)
+        down = _bank(checkpoint, prefix, "down_proj", dtype, narrow)
+        return cls(gate, up, down, activation)
+
+    def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
+        tokens, top_k = chosen.shape
+        if tokens < SORT_FROM:
+            gate, up = self._gate_up(x, chosen, ascending=False)
+            inner = gated(self.activation, gate, up).reshape(tokens * top_k, -1)
+            y = expert_product(inner, self.down, chosen.reshape(-1))
+        else:
+            flat = chosen.reshape(-1)
+            order = mx.argsort(flat)
+            experts = flat[order]
+            gate, up = self._gate_up(x[order // top_k], experts, ascending=True)
+            y = expert_product(gated(self.activation, gate, up), self.down, experts, sorted_indices=True)
+            y = y[mx.argsort(order)]
+        y = y.reshape(tokens, top_k, -1)
+        return (weights.astype(y.dtype)[:, None, :] @ y).squeeze(1)
+
+    def _gate_up(self, x: mx.array, indices: mx.array, *, ascending: bool) -> list[mx.array]:
+        outputs = [expert_product(x, bank, indices, sorted_indices=ascending) for bank in self.gate_up]
+        return outputs if len(outputs) == 2 else list(mx.split(outputs[0], [self.intermediate], axis=-1))
+
+
+class SparseMLP:
+    """A router and its experts in place of a feed-forward layer."""
+
+    def __init__(self, router: Router, experts: Experts) -> None:
+        self.router = router
+        self.experts = experts
+
+    def __call__(self, x: mx.array) -> mx.array:
+        chosen, weights = self.router(x)
+        return self.experts(x, chosen, weights)
+
+
+def _bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+    for stacked in (
+        f"{prefix}.experts.{name}",
+        f"{prefix}.experts.{name}.weight",
+        f"{prefix}.switch_mlp.{name}.weight",
+    ):
+        if stacked in checkpoint:
+            bank = checkpoint.weight(stacked).astype(dtype)
+            expect_shape(stacked, bank.shape, shape)
+            return bank
+    weights = []
+    for index in range(shape[0]):
+        single = f"{prefix}.experts.{index}.{name}.weight"
+        weights.append(checkpoint.weight(single).astype(dtype))
+        expect_shape(single, weights[-1].shape, shape[1:])
+    bank_or_none = stack_experts(weights)
+    if bank_or_none is None:
+        raise CheckpointError(f"the experts' tensors {prefix}.experts.*.{name}.weight differ in format")
+    return bank_or_none

@@ -1,0 +1,62 @@
+"""Gated feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import mlx.core as mx
+
+from arriero.kernels.activation import geglu, swiglu
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.linear import FusedLinear, Linear
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+"""Names in `hidden_act` and what they mean here."""
+
+
+def gated(activation: Activation, gate: mx.array, up: mx.array) -> mx.array:
+    """`activation(gate) · up`."""
+    if activation == "silu":
+        return swiglu(gate, up)
+    return geglu(gate, up, tanh=activation == "gelu_tanh")
+
+
+class GatedMLP:
+    """`down(activation(gate(x)) · up(x))`."""
+
+    def __init__(self, gate: Linear, up: Linear, down: Linear, activation: Activation) -> None:
+        self.gate_up = FusedLinear([gate, up])
+        self.down = down
+        self.activation: Activation = activation
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: mx.Dtype,
+        *,
+        hidden: int,
+        intermediate: int,
+        activation: Activation = "silu",
+        bias: bool | None = None,
+    ) -> Self:
+        """`gate_proj`, `up_proj` and `down_proj` under `prefix`."""
+        gate, up = (
+            Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=bias, shape=(intermediate, hidden))
+            for name in ("gate_proj", "up_proj")
+        )
+        down = Linear.load(checkpoint, f"{prefix}.down_proj", dtype, bias=bias, shape=(hidden, intermediate))
+        return cls(gate, up, down, activation)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = self.gate_up(x)
+        return self.down(gated(self.activation, gate, up))

@@ -1,0 +1,39 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import mlx.core as mx
+
+from arriero.kernels.rms_norm import rms_norm
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.linear import expect_shape
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """`x / rms(x) · gain` over the last axis; the result has x's dtype."""
+
+    gain: mx.array
+    eps: float
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, eps: float, width: int, centred: bool = False
+    ) -> Self:
+        """`prefix.weight` `[width]`, in the activations' dtype.
+
+        `centred` weights are stored around 0: the gain is `1 + w`, held in float32 because 16 bits would round it (a
+        GGUF file holds the sum already, which the checkpoint's dialect tells).
+        """
+        weight = checkpoint.tensor(f"{prefix}.weight")
+        expect_shape(f"{prefix}.weight", tuple(weight.shape), (width,))
+        if not centred:
+            return cls(weight.astype(dtype), eps)
+        gain = weight.astype(mx.float32)
+        return cls(gain if checkpoint.dialect == "gguf" else gain + 1, eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return rms_norm(x, self.gain, self.eps)

@@ -1,0 +1,208 @@
+"""Rotary positions: the frequencies of every scaling that we honour, and their tables by absolute position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.errors import CheckpointError
+from arriero.kernels.rope import rope
+from arriero.model.contract import Batch
+from arriero.model.layers.config import Fields
+
+BLOCK = 1024
+"""Positions of one block of a table."""
+
+COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
+KINDS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": set(),
+    "proportional": set(),
+    "llama3": {"low_freq_factor", "high_freq_factor"},
+    "llama3_factors": {"factors"},
+    "yarn": {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "finetuned",
+        "max_position_embeddings",
+    },
+}
+"""Each kind of `rope_type` with its own fields; a field outside is refused."""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """One rotary embedding as the configuration declares it."""
+
+    theta: float
+    kind: str = "default"
+    partial: float = 1.0
+    parameters: Mapping[str, Any] | None = None
+    context_length: int = 0
+    """What `original_max_position_embeddings` defaults to."""
+
+    @classmethod
+    def read(cls, fields: Fields, *, theta: float, context_length: int, layer_type: str | None = None) -> RopeConfig:
+        """From `rope_parameters` (by layer type where it is so) or from `rope_scaling` and `rope_theta`.
+
+        `theta` is the architecture's default. CheckpointError names an unknown kind or a field that we do not honour.
+        """
+        nested = fields.section("rope_parameters")
+        legacy = fields.section("rope_scaling")
+        base = fields.number("rope_theta", theta)
+        partial = fields.number("partial_rotary_factor", 1.0)
+        where, values = "rope_parameters", nested
+        if nested is not None and any(isinstance(v, dict) for v in nested.values()):
+            where = f"rope_parameters.{layer_type}"
+            values = nested.get(layer_type or "full_attention") or {}
+        if not values:
+            where, values = "rope_scaling", legacy
+        return cls.of(values or {}, where=where, theta=base, partial=partial, context_length=context_length)
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, Any], *, where: str, theta: float, partial: float, context_length: int
+    ) -> RopeConfig:
+        """From one object of parameters, checked."""
+        fields = Fields(values, f"config.json: {where}")
+        kind = fields.get("rope_type") or fields.get("type") or "default"
+        if kind not in KINDS:
+            raise CheckpointError(
+                f"config.json: {where} asks for rope type {kind!r}, which is not supported (known: {', '.join(KINDS)})"
+            )
+        unknown = sorted(
+            name for name, value in values.items() if name not in COMMON | KINDS[kind] and value not in (None, False)
+        )
+        if unknown:
+            raise CheckpointError(f"config.json: {where} has {', '.join(unknown)}, which {kind} rope does not honour")
+        theta = fields.number("rope_theta", theta)
+        partial = fields.number("partial_rotary_factor", partial)
+        if not 0 < partial <= 1:
+            raise fields.wrong("partial_rotary_factor", "a number in (0, 1]", partial)
+        return cls(theta, kind, partial, dict(values), context_length)
+
+    @property
+    def extended_length(self) -> int:
+        """The context that the scaling was declared for, in tokens; 0 where it says nothing."""
+        values = self.parameters or {}
+        original, factor = values.get("original_max_position_embeddings"), values.get("factor")
+        if self.kind != "yarn" or not original or not factor:
+            return 0
+        return int(original * factor)
+
+    def frequencies(self, head_dim: int) -> tuple[np.ndarray, float]:
+        """Inverse frequencies, float64 `[R / 2]`, and the magnitude that multiplies the rotated elements."""
+        fields = Fields(self.parameters or {}, f"config.json: {self.kind} rope")
+        rotated = int(head_dim * self.partial)
+        if rotated % 2 or rotated < 2:
+            raise CheckpointError(f"rotary embedding of {rotated} of {head_dim} elements: the number must be even")
+        inverse = 1.0 / self.theta ** (np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+        if self.kind == "linear":
+            return inverse / fields.number("factor"), 1.0
+        if self.kind == "proportional":
+            full = 1.0 / self.theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+            full[int(self.partial * head_dim // 2) :] = 0.0
+            return full / fields.number("factor", 1.0), 1.0
+        if self.kind == "llama3":
+            return _llama3(inverse, fields), 1.0
+        if self.kind == "llama3_factors":
+            factors = fields.get("factors")
+            if not isinstance(factors, list) or len(factors) != inverse.size:
+                raise fields.wrong("factors", f"a list of {inverse.size} numbers", factors)
+            return inverse / np.asarray(factors, np.float64), 1.0
+        if self.kind == "yarn":
+            return _yarn(inverse, self.theta, rotated, fields, self.context_length)
+        return inverse, 1.0
+
+
+class Rope:
+    """Rotates the queries and keys of packed tokens by their absolute positions.
+
+    Tables are made once, in blocks of positions and in double precision, so that a token's angles depend on nothing but
+    its position.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, *, interleaved: bool = False) -> None:
+        self.config = config
+        self.inverse, self.magnitude = config.frequencies(head_dim)
+        self.interleaved = interleaved
+        self._blocks: dict[int, np.ndarray] = {}
+
+    def __call__(self, x: mx.array, batch: Batch) -> mx.array:
+        """x `[T, heads, D]`, rotated, in its dtype."""
+        key = ("rope", id(self))
+        if key not in batch.memo:
+            batch.memo[key] = mx.array(self.table(batch.positions))
+        return rope(x, batch.memo[key], interleaved=self.interleaved)
+
+    def table(self, positions: np.ndarray) -> np.ndarray:
+        """Cosines and sines, float32 `[T, R / 2, 2]`, of absolute positions `[T]`."""
+        out = np.empty((positions.size, self.inverse.size, 2), np.float32)
+        blocks = positions // BLOCK
+        for index in np.unique(blocks):
+            rows = blocks == index
+            out[rows] = self._block(int(index))[positions[rows] % BLOCK]
+        return out
+
+    def _block(self, index: int) -> np.ndarray:
+        if index not in self._blocks:
+            angles = np.arange(index * BLOCK, (index + 1) * BLOCK, dtype=np.float64)[:, None] * self.inverse
+            table = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
+            self._blocks[index] = table.astype(np.float32)
+        return self._blocks[index]
+
+
+def _llama3(inverse: np.ndarray, fields: Fields) -> np.ndarray:
+    """Long wavelengths divided by the factor, short ones kept, a blend between."""
+    factor = fields.number("factor")
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    original = fields.integer("original_max_position_embeddings")
+    if high <= low:
+        raise fields.wrong("high_freq_factor", f"more than low_freq_factor ({low:g})", high)
+    turns = original * inverse / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    scaled: np.ndarray = (1 - smooth) * inverse / factor + smooth * inverse
+    return scaled
+
+
+def _yarn(
+    inverse: np.ndarray, theta: float, rotated: int, fields: Fields, context_length: int
+) -> tuple[np.ndarray, float]:
+    """Source: Peng et al., YaRN, 2023."""
+    original = fields.integer("original_max_position_embeddings", context_length or 4096)
+    factor = fields.number("factor", max(1.0, context_length / original))
+    fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
+    mscale, mscale_all = fields.get("mscale"), fields.get("mscale_all_dim")
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if fields.has("attention_factor"):
+        attention = fields.number("attention_factor")
+    elif mscale and mscale_all:
+        attention = magnitude(fields.number("mscale")) / magnitude(fields.number("mscale_all_dim"))
+    else:
+        attention = magnitude(1.0)
+    if factor <= 1:
+        return inverse, attention
+
+    def dimension(rotations: float) -> float:
+        return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(fast), dimension(slow)
+    if fields.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(rotated // 2, dtype=np.float64) - low) / (high - low), 0.0, 1.0)
+    return inverse / factor * ramp + inverse * (1 - ramp), attention
