@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+import termios
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,27 @@ class Reader:
                 raise
             if (message := self._block.feed(text)) is not None:
                 return message
+
+
+@contextmanager
+def typed_ahead() -> Iterator[None]:
+    """Keeps what is typed while a reply streams, unchanged, for the next prompt; Ctrl-C still interrupts.
+
+    Without this the terminal would turn Enter into the key for a new line and swallow Ctrl-D.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    changed = list(before)
+    changed[0] &= ~termios.ICRNL
+    changed[3] &= ~(termios.ICANON | termios.ECHO)
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _bindings() -> KeyBindings:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from arriero.cli.chat.output import Printer, print_statistics
-from arriero.cli.chat.reader import Reader
+from arriero.cli.chat.reader import Reader, typed_ahead
 from arriero.cli.chat.slash import Leave, run_command
 from arriero.cli.client import ApiError, Client
 from arriero.errors import ArrieroError
@@ -42,6 +42,10 @@ class Session:
         keeps = self.use_history and not self.settings.no_history
         reader = Reader(self.settings.home / "history.jsonl" if keeps else None)
         self._replay()
+        with typed_ahead():
+            return self._converse(reader)
+
+    def _converse(self, reader: Reader) -> int:
         while True:
             try:
                 text = reader.message()
