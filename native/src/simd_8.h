@@ -142,10 +142,21 @@ static inline void join_pairs(V even, V odd, V& a, V& b) {
   b = __builtin_shuffle(even, odd, VI{4, 12, 5, 13, 6, 14, 7, 15});
 }
 
-// ---- packed weights: vector j of a group whose bytes start at w, as floats
+// ---- packed weights as floats
 struct Ctx {
   V a, b;
 };
+// eight bytes, widened
+static inline VI bytes_to_int(const uint8_t* w) {
+#if defined(__AVX2__)
+  return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)w));
+#else
+  typedef uint8_t B __attribute__((vector_size(8)));
+  B b;
+  std::memcpy(&b, w, 8);
+  return __builtin_convertvector(b, VI);
+#endif
+}
 template <int BITS>
 struct Bits {
 #if defined(__AVX2__)
@@ -165,7 +176,6 @@ struct Bits {
     mask = _mm256_set1_epi32((1 << BITS) - 1);
   }
   inline VI codes(const uint8_t* w) const {
-    if constexpr (BITS == 8) return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)w));
     long long t = 0;
     std::memcpy(&t, w, BITS);
     const __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), bytes);
@@ -181,36 +191,68 @@ struct Bits {
   }
 #endif
 };
+template <>
+struct Bits<8> {
+  inline VI codes(const uint8_t* w) const { return bytes_to_int(w); }
+};
+// Unpack::step gives the 32 weights whose codes start at w. With kSplit each sixteen come as the even and then the odd
+// elements, and x is laid out likewise.
 template <int F, int BITS>
 struct Unpack;
 template <int BITS>
 struct Unpack<AFFINE, BITS> {
   Bits<BITS> bits;
-  static constexpr int kStep = 32;
-  inline Ctx group(float s, float b) const { return {splat(s), splat(b)}; }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
-    return fma(to_float(bits.codes(w + j * BITS)), c.a, c.b);
+  static constexpr bool kSplit = false;
+  static constexpr int kScales = 1;
+  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
+    for (int j = 0; j < 4; j++) v[j] = fma(to_float(bits.codes(w + j * BITS)), c.a, c.b);
   }
 };
+template <>
+struct Unpack<AFFINE, 4> {
+  static constexpr bool kSplit = true;
+  static constexpr int kScales = 1;
+  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
+    for (int j = 0; j < 2; j++) {
+      const VI q = bytes_to_int(w + j * 8);
+      v[2 * j] = fma(to_float(q & 15), c.a, c.b);
+      v[2 * j + 1] = fma(to_float(q >> 4), c.a, c.b);
+    }
+  }
+};
+// Twice the value of an fp4 code.
+static inline V fp4_values(VI q) {
+  // magnitudes 0 1 2 3 4 6 8 12: (m + 2) << (e - 1) from e = 1 on, m alone at e = 0
+  const VI e = (q >> 1) & 3, m = q & 1;
+  const V f = (V)(((e + 127) << 23) | (m << 22));  // 2^e * (1 + m / 2)
+  const V a = e > 0 ? f : to_float(m);
+  return (V)((VI)a | ((q & 8) << 28));
+}
 template <int F>
 struct Fp4 {
-  Bits<4> bits;
-  static constexpr int kStep = F == NVFP4 ? 16 : 32;
-  inline Ctx group(float s, float) const { return {splat(s * .5f), zero()}; }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
+  static constexpr bool kSplit = true;
+  static constexpr int kScales = F == NVFP4 ? 2 : 1;
+  inline Ctx group(const float* s, const float*) const {
+    return {splat(s[0] * .5f), splat(s[kScales - 1] * .5f)};
+  }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
 #if defined(__AVX2__)
-    const __m128i lut = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    int t;
-    std::memcpy(&t, w + j * 4, 4);
-    const __m128i v = _mm_cvtsi32_si128(t), m = _mm_set1_epi8(15);
-    const __m128i n = _mm_unpacklo_epi8(_mm_and_si128(v, m), _mm_and_si128(_mm_srli_epi16(v, 4), m));
-    return mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_shuffle_epi8(lut, n))), c.a);
+    const __m128i lut = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), m = _mm_set1_epi8(15);
+    const __m128i q = _mm_loadu_si128((const __m128i*)w);
+    const __m128i lo = _mm_shuffle_epi8(lut, _mm_and_si128(q, m));
+    const __m128i hi = _mm_shuffle_epi8(lut, _mm_and_si128(_mm_srli_epi16(q, 4), m));
+    v[0] = mul(to_float((VI)_mm256_cvtepi8_epi32(lo)), c.a);
+    v[1] = mul(to_float((VI)_mm256_cvtepi8_epi32(hi)), c.a);
+    v[2] = mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(lo, lo))), c.b);
+    v[3] = mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(hi, hi))), c.b);
 #else
-    static const float lut[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.f, -1, -2, -3, -4, -6, -8, -12};
-    const VI q = bits.codes(w + j * 4);
-    V r;
-    for (int i = 0; i < 8; i++) r[i] = lut[q[i]];
-    return mul(r, c.a);
+    for (int j = 0; j < 2; j++) {
+      const VI q = bytes_to_int(w + j * 8);
+      v[2 * j] = mul(fp4_values(q & 15), j ? c.b : c.a);
+      v[2 * j + 1] = mul(fp4_values(q >> 4), j ? c.b : c.a);
+    }
 #endif
   }
 };
@@ -220,16 +262,19 @@ template <>
 struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
 template <>
 struct Unpack<MXFP8, 8> {
-  static constexpr int kStep = 32;
+  static constexpr bool kSplit = false;
+  static constexpr int kScales = 1;
   // The code's seven low bits, moved to the top of the float's mantissa and exponent, lack 2^120.
-  inline Ctx group(float s, float) const { return {splat(s), splat(0x1p120f)}; }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
-    const VI v = Bits<8>().codes(w + j * 8);
-    return mul(mul((V)(((v & 0x7f) << 20) | ((v & 0x80) << 24)), c.b), c.a);
+  inline Ctx group(const float* s, const float*) const { return {splat(*s), splat(0x1p120f)}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
+    for (int j = 0; j < 4; j++) {
+      const VI q = bytes_to_int(w + j * 8);
+      v[j] = mul(mul((V)(((q & 0x7f) << 20) | ((q & 0x80) << 24)), c.b), c.a);
+    }
   }
 };
 #if defined(__AVX2__)
-constexpr int kMR = 3;
+constexpr int kMR = 3;  // three rows of x, four of w: 12 of 16 registers accumulate
 #else
 constexpr int kMR = 2;
 #endif

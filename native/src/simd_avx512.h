@@ -88,7 +88,7 @@ static inline void join_pairs(V even, V odd, V& a, V& b) {
   b = _mm512_permutex2var_ps(even, _mm512_add_epi32(lo, _mm512_set1_epi32(8)), odd);
 }
 
-// ---- packed weights: vector j of a group whose bytes start at w, as floats
+// ---- packed weights as floats
 struct Ctx {
   V a, b;
 };
@@ -126,49 +126,79 @@ struct Bits {
     return _mm512_srlv_epi32(_mm512_shuffle_epi8(v, bytes), shift);
   }
 };
+// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd elements,
+// and x is laid out likewise.
 template <int F, int BITS>
 struct Unpack;
 template <int BITS>
 struct Unpack<AFFINE, BITS> {
   Bits<BITS> bits;
-  static constexpr int kStep = 32;
-  inline Ctx group(float s, float b) const {
-    if constexpr (BITS == 4)
-      return {fma(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), splat(s), splat(b)), zero()};
-    return {splat(s), splat(b)};
-  }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
-    if constexpr (BITS == 4) return _mm512_permutexvar_ps(bits.codes(w + j * 8), c.a);
-    if constexpr (BITS == 8)
-      return fma(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w + j * 16)))), c.a, c.b);
-    return fma(_mm512_cvtepi32_ps(_mm512_and_si512(bits.codes(w + j * 2 * BITS), bits.mask)), c.a, c.b);
-  }
-};
-template <int F>
-struct Fp4 {
-  Bits<4> bits;
-  static constexpr int kStep = F == NVFP4 ? 16 : 32;
-  inline Ctx group(float s, float) const {
-    return {mul(_mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0), splat(s)), zero()};
-  }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
-    return _mm512_permutexvar_ps(bits.codes(w + j * 8), c.a);
+  static constexpr bool kSplit = false;
+  static constexpr int kScales = 1;
+  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; j++) {
+      __m512i q;
+      if constexpr (BITS == 8) q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w + j * 16)));
+      else q = _mm512_and_si512(bits.codes(w + j * 2 * BITS), bits.mask);
+      v[j] = fma(_mm512_cvtepi32_ps(q), c.a, c.b);
+    }
   }
 };
+// Each of sixteen bytes holds an even code below an odd one; the table look-up ignores all but four bits.
+static inline void look_up(V even, V odd, const uint8_t* w, V (&v)[2]) {
+  const __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)w));
+  v[0] = _mm512_permutexvar_ps(q, even);
+  v[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), odd);
+}
 template <>
-struct Unpack<NVFP4, 4> : Fp4<NVFP4> {};
+struct Unpack<AFFINE, 4> {
+  static constexpr bool kSplit = true;
+  static constexpr int kScales = 1;
+  const V codes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  inline Ctx group(const float* s, const float* b) const { return {fma(codes, splat(*s), splat(*b)), zero()}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const { look_up(c.a, c.a, w, v); }
+};
+static inline V fp4_values() { return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0); }
 template <>
-struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
+struct Unpack<MXFP4, 4> {
+  static constexpr bool kSplit = true;
+  static constexpr int kScales = 1;
+  const V codes = fp4_values();
+  inline Ctx group(const float* s, const float*) const { return {mul(codes, splat(*s)), zero()}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const { look_up(c.a, c.a, w, v); }
+};
+template <>
+struct Unpack<NVFP4, 4> {
+  static constexpr bool kSplit = true;
+  static constexpr int kScales = 2;  // one for the lower eight lanes, one for the upper
+  const V codes = fp4_values();
+  const __m512i lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+  inline Ctx group(const float* s, const float*) const {
+    double two;
+    std::memcpy(&two, s, 8);
+    return {_mm512_permutexvar_ps(lanes, _mm512_castpd_ps(_mm512_set1_pd(two))), zero()};
+  }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
+    look_up(codes, codes, w, v);
+    v[0] = mul(v[0], c.a), v[1] = mul(v[1], c.a);
+  }
+};
 template <>
 struct Unpack<MXFP8, 8> {
-  static constexpr int kStep = 32;
+  static constexpr bool kSplit = false;
+  static constexpr int kScales = 1;
   // through f16, whose exponent bias is 8 larger
-  inline Ctx group(float s, float) const { return {splat(s * 256.f), zero()}; }
-  inline V get(const Ctx& c, const uint8_t* w, int j) const {
-    const __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(w + j * 16)));
-    const __m256i h = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x7f)), 7),
-                                      _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8));
-    return mul(_mm512_cvtph_ps(h), c.a);
+  inline Ctx group(const float* s, const float*) const { return {splat(*s * 256.f), zero()}; }
+  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; j++) {
+      const __m256i q = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(w + j * 16)));
+      const __m256i h = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(q, _mm256_set1_epi16(0x7f)), 7),
+                                        _mm256_slli_epi16(_mm256_and_si256(q, _mm256_set1_epi16(0x80)), 8));
+      v[j] = mul(_mm512_cvtph_ps(h), c.a);
+    }
   }
 };
 constexpr int kMR = 6;  // rows of x in the micro-kernel: with four rows of w, 24 of 32 registers accumulate
