@@ -1,0 +1,184 @@
+"""Make the tiny checkpoints and golden logits of `tests/model/goldens` with the reference implementation.
+
+    python tools/make_goldens.py [FOLDER] [NAME ...]
+
+Needs torch, transformers and safetensors. Every parameter is re-drawn, because the library's own initial values hide
+bugs (gains of one, biases of zero), and rounded to bfloat16, so that files are small and exact in float32.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+TOKENS = 40
+SHAPE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MOE: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+GEMMA: dict[str, Any] = {
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": True,
+}
+THETA = 10000.0
+
+# name: (configuration class, model class, fields)
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {"rms_norm_eps": 1e-5}),
+    "llama_llama3_tied": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": THETA,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "llama_linear_biases": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0},
+        },
+    ),
+    "llama_yarn": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": THETA,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 4.0,
+            },
+        },
+    ),
+    "mistral_window": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 8, "head_dim": 24}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2_window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3_yarn": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": THETA, "factor": 8.0},
+            },
+        },
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+}
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Draw every parameter: gains around their neutral value, matrices so that activations keep their size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                neutral = 0.0 if name.endswith("bias") or not parameter.any() else 1.0
+                value = neutral + 0.3 * noise
+            elif "embed_tokens" in name:
+                value = noise
+            else:
+                value = 1.5 * parameter.shape[-1] ** -0.5 * noise
+            parameter.copy_(value.to(torch.bfloat16))
+
+
+def make(name: str, folder: Path) -> None:
+    """Write `config.json`, `model.safetensors` and `golden.npz` (ids `[T]`, float32 logits `[T, vocab]`)."""
+    config_class, model_class, fields = MODELS[name]
+    config = getattr(transformers, config_class)(**{**SHAPE, **fields})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, model_class)(config).eval()
+    seed = sorted(MODELS).index(name)
+    randomise(model, seed)
+    ids = torch.randint(3, config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(100 + seed))
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits.numpy().astype(np.float32))
+    model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1, sort_keys=True) + "\n")
+
+
+def main(arguments: list[str]) -> None:
+    root = Path(arguments[0]) if arguments else Path(__file__).parent.parent / "tests" / "model" / "goldens"
+    names = arguments[1:] or list(MODELS)
+    for name in names:
+        make(name, root / name)
+        size = sum(file.stat().st_size for file in (root / name).iterdir())
+        print(f"{name}: {size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
