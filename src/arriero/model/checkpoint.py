@@ -2,66 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import mlx.core as mx
 import numpy as np
 
-from arriero.model.weight import Quantization, Weight
-from arriero.source import ModelSource
+from arriero.errors import CheckpointError
+from arriero.formats.mapped import REPAIR
+from arriero.model import checkpoint_gguf, checkpoint_safetensors
+from arriero.model.stored import HostWeight, Stored, TensorInfo
+from arriero.model.weight import Weight
+from arriero.source import FolderSource, GGUFSource, ModelSource
 
+__all__ = ["Checkpoint", "HostWeight", "TensorInfo"]
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What is known of a tensor before it is read."""
-
-    name: str
-    dtype: str
-    """Stored element type, safetensors or GGUF spelling (`BF16`, `Q4_K`, `U32`)."""
-    shape: tuple[int, ...]
-    """Logical shape, unpacked."""
-    quantization: Quantization | None
-    """The packed layout that `weight()` gives."""
-    nbytes: int
-    """Bytes in the file, companions included."""
+Dialect = Literal["hf", "mlx", "gguf"]
 
 
 class Checkpoint:
-    """One opened model; every header is validated before the first tensor is used."""
+    """One opened model; every header is validated before the first tensor is used.
+
+    A tensor is either loaded (`tensor`, `weight`) or kept on the host (`host`, `host_weight`), never both.
+    """
 
     config: dict[str, Any]
     """As in Hugging Face's config.json (made from the metadata for GGUF)."""
     generation_config: dict[str, Any]
-    dialect: Literal["hf", "mlx", "gguf"]
+    dialect: Dialect
     """Where it came from, for the few conventions that differ (GGUF bakes `1 + w` into Gemma's norms)."""
+
+    def __init__(
+        self,
+        label: str,
+        stored: dict[str, Stored],
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        dialect: Dialect,
+    ) -> None:
+        self.label = label
+        self.config = config
+        self.generation_config = generation_config
+        self.dialect = dialect
+        self._stored = stored
+        self._loaded: set[str] = set()
+        self._hosted: set[str] = set()
 
     @classmethod
     def open(cls, source: ModelSource) -> Self:
-        raise NotImplementedError
+        """Open and validate a model; reads headers and configuration only.
+
+        Raises CheckpointError naming the file and the tensor when something is missing, damaged or unknown.
+        """
+        if isinstance(source, GGUFSource):
+            return cls(*checkpoint_gguf.read(source))
+        if isinstance(source, FolderSource):
+            return cls(*checkpoint_safetensors.read_folder(source))
+        return cls(*checkpoint_safetensors.read_layers(source))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that loading reads: everything but what was taken with `host`."""
+        return sum(stored.info.nbytes for name, stored in self._stored.items() if name not in self._hosted)
 
     def names(self) -> list[str]:
         """All tensors, companions (scales, biases of affine) folded into theirs."""
-        raise NotImplementedError
+        return list(self._stored)
 
     def __contains__(self, name: str) -> bool:
-        raise NotImplementedError
+        return name in self._stored
 
     def info(self, name: str) -> TensorInfo:
-        raise NotImplementedError
+        """Facts of a tensor; CheckpointError when missing."""
+        return self._find(name).info
 
     def tensor(self, name: str) -> mx.array:
         """A dense tensor in its stored dtype, lazily; CheckpointError when missing or packed."""
-        raise NotImplementedError
+        found = self._find(name)
+        if found.info.quantization is not None:
+            packed = found.info.quantization.name
+            raise CheckpointError(f"{self.label}: tensor {name} is packed as {packed}, expected plain numbers")
+        return self.weight(name).data
 
     def weight(self, name: str) -> Weight:
         """A matrix, dense or packed as stored; CheckpointError when missing."""
-        raise NotImplementedError
+        found = self._find(name)
+        if name in self._hosted:
+            raise CheckpointError(f"{self.label}: tensor {name} is kept on the host and cannot be loaded as well")
+        self._loaded.add(name)
+        return found.load()
 
     def host(self, name: str) -> np.ndarray:
-        """A read-only view of the mapped file that never becomes an MLX array and is excluded from loading."""
-        raise NotImplementedError
+        """A read-only view of the mapped file that never becomes an MLX array and is excluded from loading.
+
+        Packed tensors come as their stored words or blocks; `host_weight` gives the scales too. bfloat16 is
+        `ml_dtypes.bfloat16`, 8-bit floats are their codes as uint8.
+        """
+        return self.host_weight(name).data
+
+    def host_weight(self, name: str) -> HostWeight:
+        """As `host`, with scales, biases and global scale."""
+        found = self._find(name)
+        if name in self._loaded:
+            raise CheckpointError(f"{self.label}: tensor {name} has been loaded and cannot be kept on the host as well")
+        view = found.view()
+        self._hosted.add(name)
+        return view
 
     def unused(self) -> list[str]:
         """Tensors that nobody has taken, for the load report."""
-        raise NotImplementedError
+        return [name for name in self._stored if name not in self._loaded and name not in self._hosted]
+
+    def _find(self, name: str) -> Stored:
+        if name not in self._stored:
+            raise CheckpointError(f"{self.label}: tensor {name} is missing; {REPAIR}")
+        return self._stored[name]

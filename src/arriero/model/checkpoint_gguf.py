@@ -1,0 +1,103 @@
+"""Opening GGUF files: names and configuration as Hugging Face has them, blocks repacked when a tensor is taken."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.errors import CheckpointError
+from arriero.formats.gguf import GGUFTensor, open_shards
+from arriero.formats.gguf_repack import LAYOUTS, repack, repackable
+from arriero.model.gguf_config import ARCHITECTURES, architecture_of, config_of, generation_config_of
+from arriero.model.gguf_names import CONSUMED, hugging_face_name, row_order
+from arriero.model.stored import HostWeight, Stored, TensorInfo
+from arriero.model.weight import Mode, Quantization, Weight
+from arriero.source import GGUFSource
+
+Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["gguf"]]
+
+_DENSE = {"F32", "F16", "BF16", "I8", "I16", "I32", "I64"}
+
+
+def read(source: GGUFSource) -> Parts:
+    """Label, tensors, configuration, generation configuration and dialect; raises CheckpointError."""
+    files = open_shards(source.paths)
+    label = str(files[0].path)
+    architecture = architecture_of(files[0])
+    config = config_of(files)
+    stored: dict[str, Stored] = {}
+    for file in files:
+        for tensor in file.tensors.values():
+            if CONSUMED.match(tensor.name) and architecture in ARCHITECTURES:
+                continue
+            name = hugging_face_name(architecture, tensor.name)
+            order = row_order(
+                architecture,
+                tensor.name,
+                tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1],
+                config.get("num_attention_heads", 0),
+                config.get("num_key_value_heads", 0),
+            )
+            stored[name] = _stored(name, tensor, order)
+    return label, stored, config, generation_config_of(files[0]), "gguf"
+
+
+def _stored(name: str, tensor: GGUFTensor, order: np.ndarray | None) -> Stored:
+    layout = LAYOUTS.get(tensor.type.name)
+    quantization = Quantization(_mode(layout.mode), layout.bits, layout.group_size) if layout else None
+    info = TensorInfo(name, tensor.type.name, tensor.shape, quantization, tensor.nbytes)
+    return Stored(info, lambda: _load(tensor, order), lambda: _view(tensor, order))
+
+
+def _mode(mode: str) -> Mode:
+    return "mxfp4" if mode == "mxfp4" else "affine"
+
+
+def _dense(tensor: GGUFTensor, order: np.ndarray | None) -> np.ndarray:
+    values = tensor.dense()
+    return values if order is None else np.take(values, order, axis=0)
+
+
+def _view(tensor: GGUFTensor, order: np.ndarray | None) -> HostWeight:
+    """Rows in another order are the one case that copies: still NumPy's memory, not MLX's."""
+    if tensor.type.plain:
+        return HostWeight(_dense(tensor, order))
+    raw = tensor.raw()
+    return HostWeight(raw if order is None else np.take(raw, order, axis=-2))
+
+
+def _load(tensor: GGUFTensor, order: np.ndarray | None) -> Weight:
+    if tensor.type.name in _DENSE:
+        return Weight(_array(_dense(tensor, order)))
+    if not repackable(tensor.type):
+        raise CheckpointError(
+            f"{tensor.file.path}: tensor {tensor.name} is stored as {tensor.type.name}, which we cannot run; "
+            "use a model of another quantisation"
+        )
+    raw = tensor.raw()
+    if order is not None:
+        raw = np.take(raw, order, axis=-2)
+    lead = raw.shape[:-1]
+    try:
+        packed = repack(tensor.type, raw.reshape(-1, raw.shape[-1]))
+    except CheckpointError as error:
+        raise CheckpointError(f"{tensor.file.path}: tensor {tensor.name}: {error}") from error
+    layout = packed.layout
+
+    def shaped(array: np.ndarray) -> mx.array:
+        return mx.array(array.reshape(*lead, array.shape[-1]))
+
+    return Weight(
+        shaped(packed.data),
+        Quantization(_mode(layout.mode), layout.bits, layout.group_size),
+        shaped(packed.scales),
+        None if packed.biases is None else shaped(packed.biases),
+    )
+
+
+def _array(values: np.ndarray) -> mx.array:
+    if values.dtype.name == "bfloat16":
+        return mx.array(values.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(values)

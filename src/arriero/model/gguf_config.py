@@ -1,0 +1,240 @@
+"""GGUF metadata → a configuration as Hugging Face's `config.json` has it.
+
+Refuses to know MLX: the server reads the same facts for `show`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from arriero.errors import CheckpointError
+from arriero.formats.gguf import GGUFFile
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+
+_EMBEDDING = "token_embd.weight"
+
+
+class _Keys:
+    """The metadata of one architecture, with types checked and errors that name the key."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self.path = file.path
+        self.metadata: Mapping[str, Any] = file.metadata
+        self.prefix = architecture
+
+    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
+        """The value of `<architecture>.<key>`, or None when it is absent."""
+        name = f"{self.prefix}.{key}"
+        value = self.metadata.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise CheckpointError(f"{self.path}: the key {name} has the unusable value {value!r:.60}")
+        return value
+
+    def need(self, key: str) -> int:
+        """A positive whole number that must be there."""
+        value = self.get(key, int)
+        if value is None or value <= 0:
+            raise CheckpointError(
+                f"{self.path}: the key {self.prefix}.{key} is missing or zero; create the model again"
+            )
+        return int(value)
+
+    def integer(self, key: str) -> int | None:
+        value = self.get(key, int)
+        return None if value is None else int(value)
+
+    def number(self, key: str) -> float | None:
+        """A float32 in its shortest decimal form (1e-05, not 9.999999747378752e-06)."""
+        value = self.get(key, (int, float))
+        return None if value is None else float(f"{value:.7g}")
+
+    def same_for_all_layers(self, key: str) -> int | None:
+        """A number that may be stored once per layer, if all layers agree."""
+        value = self.get(key, (int, list))
+        if not isinstance(value, list):
+            return None if value is None else int(value)
+        if not value or any(item != value[0] for item in value):
+            raise CheckpointError(f"{self.path}: the key {self.prefix}.{key} differs between layers; not supported")
+        return int(value[0])
+
+
+def architecture_of(file: GGUFFile) -> str:
+    """The file's `general.architecture`; CheckpointError when it has none."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(f"{file.path}: the key general.architecture is missing: not a language model")
+    return name
+
+
+def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
+    """The configuration; an architecture that we do not know gives only its name, for the registry to refuse."""
+    file = files[0]
+    architecture = architecture_of(file)
+    if architecture not in ARCHITECTURES:
+        return {"architectures": [architecture], "model_type": architecture}
+    tensors = {name: tensor for part in files for name, tensor in part.tensors.items()}
+    if _EMBEDDING not in tensors:
+        raise CheckpointError(f"{file.path}: the tensor {_EMBEDDING} is missing; pull the model again")
+    keys = _Keys(file, architecture)
+    heads = keys.same_for_all_layers("attention.head_count")
+    if not heads or heads < 0:
+        raise CheckpointError(f"{file.path}: the key {architecture}.attention.head_count is missing or zero")
+    hidden = keys.need("embedding_length")
+    head_dim = keys.integer("attention.key_length") or keys.integer("rope.dimension_count") or hidden // heads
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "model_type": MODEL_TYPES.get(architecture, architecture),
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.same_for_all_layers("attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.need("context_length"),
+        "vocab_size": tensors[_EMBEDDING].shape[0],
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon") or 1e-5,
+        "rope_theta": keys.number("rope.freq_base") or 10000.0,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "torch_dtype": "float16" if tensors[_EMBEDDING].type.name == "F16" else "bfloat16",
+    }
+    feed_forward = keys.same_for_all_layers("feed_forward_length")
+    if feed_forward:
+        config["intermediate_size"] = feed_forward
+    rotary = keys.integer("rope.dimension_count")
+    if rotary and rotary != head_dim:
+        config["partial_rotary_factor"] = rotary / head_dim
+    scaling = _rope_scaling(keys, tensors)
+    if scaling:
+        config["rope_scaling"] = scaling
+    special = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    for key, name in special.items():
+        value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(value, int):
+            config[key] = value
+    _ADDITIONS[architecture](keys, config)
+    return config
+
+
+def generation_config_of(file: GGUFFile) -> dict[str, Any]:
+    """Begin and end tokens as `generation_config.json` has them; `eos_token_id` lists every end token of the file."""
+    ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    found = list(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    config: dict[str, Any] = {"eos_token_id": found} if found else {}
+    begin = file.metadata.get("tokenizer.ggml.bos_token_id")
+    if isinstance(begin, int):
+        config["bos_token_id"] = begin
+    return config
+
+
+def _rope_scaling(keys: _Keys, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
+    factors = tensors.get("rope_freqs.weight")
+    if factors is not None:
+        if not factors.type.plain:
+            raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight is {factors.type.name}, expected numbers")
+        values = [float(value) for value in factors.dense().reshape(-1)]
+        return {"rope_type": "llama3_factors", "factors": values}
+    kind = keys.get("rope.scaling.type", str)
+    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear")
+    if kind == "none" or not factor or factor == 1.0:
+        return None
+    if kind in (None, "linear"):
+        return {"rope_type": "linear", "factor": factor}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    gain = keys.number("rope.scaling.attn_factor") or keys.number("rope.scaling.yarn_attn_factor")
+    if gain and kind == "yarn":
+        # The file's gain comes on top of YaRN's own; Hugging Face's attention_factor replaces it.
+        gain *= 0.1 * math.log(factor) + 1.0
+    optional = {
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "attention_factor": gain,
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast"),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow"),
+    }
+    return scaling | {key: value for key, value in optional.items() if value is not None}
+
+
+def _llama(keys: _Keys, config: dict[str, Any]) -> None:
+    if keys.integer("expert_count"):
+        config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
+    window = keys.integer("attention.sliding_window")
+    if window:
+        config["sliding_window"] = window
+
+
+def _qwen2(keys: _Keys, config: dict[str, Any]) -> None:
+    config["attention_bias"] = True
+    _llama(keys, config)
+
+
+def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
+    config |= {
+        "num_experts": keys.need("expert_count"),
+        "num_experts_per_tok": keys.need("expert_used_count"),
+        "moe_intermediate_size": keys.need("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> None:
+    """Windows and caps; in the largest size (by layer count) the softmax scale follows the hidden size."""
+    wide = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == largest else config["head_dim"]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    window = keys.integer("attention.sliding_window")
+    if window:
+        config["sliding_window"] = window
+    stored = keys.get("attention.sliding_window_pattern", (int, list))
+    layers = config["num_hidden_layers"]
+    if isinstance(stored, list):
+        if len(stored) < layers:
+            raise CheckpointError(
+                f"{keys.path}: the sliding window pattern has {len(stored)} entries for {layers} layers"
+            )
+        sliding = [bool(flag) for flag in stored[:layers]]
+    else:
+        every = stored or pattern
+        config["sliding_window_pattern"] = every
+        sliding = [(layer + 1) % every != 0 for layer in range(layers)]
+    config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in sliding]
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = keys.number(cap)
+        if value:
+            config[cap] = value
+
+
+def _gemma2(keys: _Keys, config: dict[str, Any]) -> None:
+    config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    _gemma(keys, config, pattern=2, largest=46)
+
+
+def _gemma3(keys: _Keys, config: dict[str, Any]) -> None:
+    _gemma(keys, config, pattern=6, largest=62)
+    config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or 10000.0
+
+
+def _nothing(keys: _Keys, config: dict[str, Any]) -> None:
+    del keys, config
+
+
+_ADDITIONS: dict[str, Callable[[_Keys, dict[str, Any]], None]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _nothing,
+    "qwen3moe": _qwen3moe,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+}
