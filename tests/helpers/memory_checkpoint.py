@@ -36,7 +36,9 @@ class MemoryCheckpoint:
         config = {k: v for k, v in {**self.config, **changes}.items() if v is not None}
         return MemoryCheckpoint(config, self.tensors, self.dialect)
 
-    def quantized(self, how: Quantization, names: str = "_proj.weight", scales: mx.Dtype | None = None) -> MemoryCheckpoint:
+    def quantized(
+        self, how: Quantization, names: str = "_proj.weight", scales: mx.Dtype | None = None
+    ) -> MemoryCheckpoint:
         """Every matrix whose name ends in `names` packed."""
         packed: dict[str, mx.array | Weight] = {}
         for name, value in self.tensors.items():
@@ -77,9 +79,7 @@ class MemoryCheckpoint:
 def quantize(value: mx.array | Weight, how: Quantization, scales: mx.Dtype | None = None) -> Weight:
     """A dense array in one of MLX's packed layouts, affine scales in the dtype `scales`."""
     assert isinstance(value, mx.array)
-    data, *rest = mx.quantize(
-        value.astype(mx.float32), group_size=how.group_size, bits=how.bits, mode=how.mode
-    )
+    data, *rest = mx.quantize(value.astype(mx.float32), group_size=how.group_size, bits=how.bits, mode=how.mode)
     if scales is not None and how.mode == "affine":
         rest = [part.astype(scales) for part in rest]
     return Weight(data, how, rest[0], rest[1] if len(rest) > 1 else None)

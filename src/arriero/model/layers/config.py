@@ -94,17 +94,6 @@ class Fields:
             raise self.wrong(name, "true or false", value)
         return value
 
-    def choice(self, names: Sequence[str], default: str, allowed: Mapping[str, str]) -> str:
-        """The first of several fields that is given, as `allowed` maps it; anything else is refused."""
-        for name in names:
-            value = self.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, str) or value not in allowed:
-                raise self.wrong(name, "one of " + ", ".join(sorted(allowed)), value)
-            return allowed[value]
-        return default
-
     def section(self, name: str) -> dict[str, Any] | None:
         """An object or nothing."""
         value = self.get(name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
@@ -14,9 +14,10 @@ from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.kernels.activation import softcap
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches
-from arriero.model.layers.embedding import Embedding
+from arriero.model.layers.embedding import Embedding, load_head
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.shape import DecoderShape
 from arriero.model.weight import Weight
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,37 @@ class Decoder:
         self.head = head
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
+
+    @classmethod
+    def assemble(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: mx.Dtype,
+        shape: DecoderShape,
+        facts: ModelFacts,
+        load_layer: Callable[[str, int], Layer],
+        *,
+        centred_norm: bool = False,
+        embedding_scale: float | None = None,
+        logit_cap: float | None = None,
+    ) -> Self:
+        """Load the table, the layers (`load_layer(prefix, index)`), the final norm and the head; report the rest."""
+        root = find_root(checkpoint)
+        embedding = Embedding.load(checkpoint, f"{root}embed_tokens", dtype, shape=(shape.vocab, shape.hidden))
+        norm = RMSNorm.load(checkpoint, f"{root}norm", dtype, eps=shape.eps, width=shape.hidden, centred=centred_norm)
+        outer = root.removesuffix("model.")
+        heads = list(dict.fromkeys([f"{root}lm_head", f"{outer}lm_head", "lm_head"]))
+        model = cls(
+            facts,
+            embedding=embedding,
+            layers=[load_layer(f"{root}layers.{index}", index) for index in range(shape.layers)],
+            norm=norm,
+            head=load_head(checkpoint, embedding, heads, dtype, tied=shape.tied),
+            embedding_scale=embedding_scale,
+            logit_cap=logit_cap,
+        )
+        report_unused(checkpoint, shape.architecture)
+        return model
 
     def new_caches(self) -> RowCaches:
         """Fresh caches for a row, one slot a layer."""

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from arriero.kernels.activation import geglu, swiglu
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import FusedLinear, Linear
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
@@ -20,6 +21,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 """Names in `hidden_act` and what they mean here."""
+
+
+def activation(fields: Fields, name: str, *, default: Activation) -> Activation:
+    """The activation that a configuration's field names; CheckpointError when we have no such function."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if value not in ACTIVATIONS:
+        raise fields.wrong(name, "one of " + ", ".join(ACTIVATIONS), value)
+    return ACTIVATIONS[value]
 
 
 def gated(activation: Activation, gate: mx.array, up: mx.array) -> mx.array:

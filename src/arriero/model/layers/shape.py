@@ -1,0 +1,101 @@
+"""The hyper-parameters that every decoder's configuration has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from arriero.model.contract import ModelFacts
+from arriero.model.layers.attention import AttentionConfig
+from arriero.model.layers.config import Fields
+from arriero.model.layers.rope import RopeConfig
+
+LayerType = Literal["full_attention", "sliding_attention"]
+LAYER_TYPES: tuple[LayerType, LayerType] = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes of a decoder; `context_length` in tokens."""
+
+    architecture: str
+    vocab: int
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    context_length: int
+    tied: bool
+
+    @classmethod
+    def read(
+        cls,
+        fields: Fields,
+        architecture: str,
+        *,
+        eps: float = 1e-6,
+        context_length: int = 2048,
+        tied: bool = False,
+        heads: tuple[int, int] | None = None,
+        head_dim: int | None = None,
+        vocab: int | None = None,
+    ) -> DecoderShape:
+        """From a configuration; the arguments are the architecture's defaults, `heads` those of queries and keys.
+
+        CheckpointError names a field that is missing or contradicts another.
+        """
+        hidden = fields.integer("hidden_size")
+        count = fields.integer("num_attention_heads", *(heads[:1] if heads else ()))
+        kv_heads = fields.integer("num_key_value_heads", heads[1] if heads else count)
+        if count % kv_heads:
+            raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({count})", kv_heads)
+        if head_dim is None and not fields.has("head_dim") and hidden % count:
+            raise fields.wrong("hidden_size", f"a multiple of num_attention_heads ({count})", hidden)
+        return cls(
+            architecture=architecture,
+            vocab=fields.integer("vocab_size", *(() if vocab is None else (vocab,))),
+            hidden=hidden,
+            layers=fields.integer("num_hidden_layers"),
+            intermediate=fields.integer("intermediate_size"),
+            heads=count,
+            kv_heads=kv_heads,
+            head_dim=fields.integer("head_dim", hidden // count if head_dim is None else head_dim),
+            eps=fields.number("rms_norm_eps", eps),
+            context_length=fields.integer("max_position_embeddings", context_length),
+            tied=fields.flag("tie_word_embeddings", tied),
+        )
+
+    def facts(self, dtype: mx.Dtype, attentions: Sequence[AttentionConfig], rope: RopeConfig) -> ModelFacts:
+        """What the engine needs to know, with the caches of these attention layers."""
+        context = max(self.context_length, rope.extended_length)
+        sizes = [attention.cache_bytes(dtype, context) for attention in attentions]
+        return ModelFacts(
+            architecture=self.architecture,
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            layers=self.layers,
+            context_length=context,
+            dtype=dtype,
+            cache_bytes_per_token=sum(token for token, _ in sizes),
+            cache_bytes_fixed=sum(fixed for _, fixed in sizes),
+        )
+
+
+def windows(fields: Fields, layers: int) -> list[int | None]:
+    """The sliding window of each layer where `use_sliding_window` turns windows on, as Qwen configurations say it.
+
+    By `layer_types`, else from layer `max_window_layers` on.
+    """
+    types = fields.strings("layer_types", layers, LAYER_TYPES)
+    window = fields.optional_integer("sliding_window")
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    if not fields.flag("use_sliding_window", False) or window is None:
+        return [None] * layers
+    sliding = [t == "sliding_attention" for t in types] if types else [index >= first for index in range(layers)]
+    return [window if slides else None for slides in sliding]
