@@ -13,26 +13,30 @@ GROUPS = (32, 64, 128)
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes uint8 `[..., n]` below `2**bits` → uint32 words `[..., n · bits / 32]`; `n` a multiple of 32."""
-    *lead, n = codes.shape
+    n = codes.shape[-1]
     if bits not in BITS or n % 32:
         raise ValueError(f"cannot pack rows of {n} codes at {bits} bits")
-    codes = np.ascontiguousarray(codes, dtype=np.uint8)
-    if bits == 8:
-        words: np.ndarray = codes.view("<u4")
-        return words
+    stream: np.ndarray = np.ascontiguousarray(codes, dtype=np.uint8)
     if bits == 4:
-        pairs = codes.view("<u2")
-        words = (pairs | pairs >> 4).astype(np.uint8).view("<u4")
-        return words
-    if bits == 2:
-        fours = codes.view("<u4")
-        return (fours | fours >> 6 | fours >> 12 | fours >> 18).astype(np.uint8).view("<u4")
+        pairs = stream.view("<u2")
+        stream = (pairs | pairs >> 4).astype(np.uint8)
+    elif bits == 2:
+        fours = stream.view("<u4")
+        stream = (fours | fours >> 6 | fours >> 12 | fours >> 18).astype(np.uint8)
+    elif bits != 8:
+        stream = _pack_eights(stream, bits)
+    words: np.ndarray = stream.view("<u4")
+    return words
+
+
+def _pack_eights(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Eight codes become `bits` bytes."""
     eights = codes.view("<u8")
     word = eights & 0xFF
     for i in range(1, 8):
         word |= (eights >> np.uint64(8 * i) & np.uint64(0xFF)) << np.uint64(bits * i)
     stream = np.ascontiguousarray(word[..., None].view(np.uint8)[..., :bits])
-    return stream.reshape(*lead, n * bits // 8).view("<u4")
+    return stream.reshape(*codes.shape[:-1], -1)
 
 
 def unpack(packed: np.ndarray, bits: int) -> np.ndarray:

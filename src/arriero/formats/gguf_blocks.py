@@ -83,8 +83,9 @@ def supported(block_type: BlockType) -> bool:
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
-    halves: np.ndarray = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
-    return halves.astype(np.float32)
+    halves: np.ndarray = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")
+    floats: np.ndarray = halves[..., 0].astype(np.float32)
+    return floats
 
 
 def _nibbles(qs: np.ndarray) -> np.ndarray:

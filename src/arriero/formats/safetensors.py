@@ -165,6 +165,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(path: Path, metadata: Any) -> dict[str, str]:
+    if metadata is None:  # MLX writes null for "no metadata"
+        return {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
     return metadata
