@@ -64,8 +64,8 @@ def by_blocks(keys: mx.array, k: int) -> mx.array:
     # Padding ties with NaN, and then comes after it by its index past the end.
     padded = _padded(keys, blocks * BLOCK).reshape(rows, blocks, BLOCK)
     winners = _descending(padded)[..., :kept].astype(mx.int32)
-    candidates = mx.take_along_axis(padded, winners, axis=-1).reshape(rows, -1)
-    indices = (winners + mx.arange(0, blocks * BLOCK, BLOCK, dtype=mx.int32)[:, None]).reshape(rows, -1)
+    candidates = mx.take_along_axis(padded, winners, axis=-1).reshape(rows, blocks * kept)
+    indices = (winners + mx.arange(0, blocks * BLOCK, BLOCK, dtype=mx.int32)[:, None]).reshape(rows, blocks * kept)
     return mx.take_along_axis(indices, by_blocks(candidates, k), axis=-1)
 
 
@@ -83,8 +83,8 @@ def by_pieces(keys: mx.array, k: int) -> mx.array:
     best = mx.max(pieced, axis=-1)
     # Ascending, so that candidates stay in the order of their indices and tie as in a sort of the whole row.
     chosen = mx.sort(by_pieces(best, k).astype(mx.int32), axis=-1)[..., None]
-    candidates = mx.take_along_axis(pieced, chosen, axis=1).reshape(rows, -1)
-    indices = (chosen * PIECE + mx.arange(PIECE, dtype=mx.int32)).reshape(rows, -1)
+    candidates = mx.take_along_axis(pieced, chosen, axis=1).reshape(rows, k * PIECE)
+    indices = (chosen * PIECE + mx.arange(PIECE, dtype=mx.int32)).reshape(rows, k * PIECE)
     return mx.take_along_axis(indices, _descending(candidates)[:, :k], axis=-1)
 
 
