@@ -103,8 +103,8 @@ def _q4_1(b: np.ndarray) -> Groups:
 
 
 def _fives(high: np.ndarray, qs: np.ndarray) -> np.ndarray:
-    fifth = np.unpackbits(high, axis=-1, bitorder="little")
-    return _nibbles(qs) | fifth << 4
+    codes: np.ndarray = _nibbles(qs) | np.unpackbits(high, axis=-1, bitorder="little") << 4
+    return codes
 
 
 def _q5_0(b: np.ndarray) -> Groups:
