@@ -6,17 +6,31 @@ import math
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 # 16-bit inputs are computed in float32 and rounded once: a chain of rounded products loses two bits.
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """`silu(gate) · up`. Source: Shazeer, GLU variants, 2020."""
+    native = device.native()
+    return swiglu_graph(gate, up) if native is None else native.swiglu(gate, up)
+
+
+def swiglu_graph(gate: mx.array, up: mx.array) -> mx.array:
+    """Plain MLX."""
     g = gate.astype(mx.float32)
     return (g * mx.sigmoid(g) * up.astype(mx.float32)).astype(gate.dtype)
 
 
 def geglu(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
     """`gelu(gate) · up`, with gelu's tanh form or its exact form by erf."""
+    native = device.native()
+    return geglu_graph(gate, up, tanh=tanh) if native is None or not tanh else native.geglu(gate, up)
+
+
+def geglu_graph(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
+    """Plain MLX."""
     g = gate.astype(mx.float32)
     if tanh:
         inner = 1 + mx.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g * g * g))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 
 def append(buffer: mx.array, update: mx.array, start: int) -> mx.array:
     """`buffer` `[1, heads, capacity, D]` with `update` `[1, heads, L, D]` at tokens `[start, start + L)`.
@@ -14,7 +16,8 @@ def append(buffer: mx.array, update: mx.array, start: int) -> mx.array:
     end = start + update.shape[2]
     if start < 0 or end > buffer.shape[2]:
         raise ValueError(f"tokens [{start}, {end}) do not fit a buffer of {buffer.shape[2]}")
-    return graph(buffer, update, start)
+    native = device.native()
+    return graph(buffer, update, start) if native is None else native.kv_append(buffer, update, start)
 
 
 def graph(buffer: mx.array, update: mx.array, start: int) -> mx.array:

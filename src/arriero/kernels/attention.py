@@ -47,6 +47,24 @@ def attention(
     """
     bases = [0] * len(keys) if bases is None else bases
     memo = {} if memo is None else memo
+    if sum(lengths) != q.shape[0]:
+        raise ValueError(f"spans hold {sum(lengths)} queries, but {q.shape[0]} were given")
+    native = device.native()
+    if native is not None:
+        return native.attention(
+            q,
+            keys,
+            values,
+            scale=scale,
+            lengths=lengths,
+            counts=[k.shape[2] for k in keys],
+            positions=positions,
+            bases=bases,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            causal=causal,
+        )
     outputs: list[mx.array] = []
     start = 0
     for k, v, length, position, base in zip(keys, values, lengths, positions, bases, strict=True):
@@ -67,8 +85,6 @@ def attention(
             )[0].swapaxes(0, 1)
         )
         start += length
-    if start != q.shape[0]:
-        raise ValueError(f"spans hold {start} queries, but {q.shape[0]} were given")
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
@@ -24,8 +25,29 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
+class CpuKernels(Protocol):
+    """What this room uses of `arriero_cpu`: lazy, and a row's bits don't depend on its company."""
+
+    def supports(self, mode: str, bits: int, group_size: int, x_dtype: mx.Dtype) -> bool: ...
+    def matmul(self, x: mx.array, w: mx.array) -> mx.array: ...
+    def quantized_matmul(
+        self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, **how: Any
+    ) -> mx.array: ...
+    def gather_mm(self, x: mx.array, w: mx.array, indices: mx.array) -> mx.array: ...
+    def gather_qmm(
+        self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, **how: Any
+    ) -> mx.array: ...
+    def attention(self, q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], **how: Any) -> mx.array: ...
+    def kv_append(self, buffer: mx.array, update: mx.array, start: int) -> mx.array: ...
+    def rms_norm(self, x: mx.array, w: mx.array | None, eps: float) -> mx.array: ...
+    def rope(self, x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array: ...
+    def swiglu(self, gate: mx.array, up: mx.array) -> mx.array: ...
+    def geglu(self, gate: mx.array, up: mx.array) -> mx.array: ...
+    def probe(self) -> str: ...
+
+
 @cache
-def cpu_extension() -> Any | None:
+def cpu_extension() -> CpuKernels | None:
     """The package `arriero_cpu` when it is installed and works here, imported and probed once.
 
     None when it is not installed (nobody has to have it), when `ARRIERO_KERNELS=graph` asks for plain MLX, or when it
@@ -37,7 +59,7 @@ def cpu_extension() -> Any | None:
     if choice not in ("", "auto"):
         log.warning("ARRIERO_KERNELS=%s is not known (graph, auto); using auto", choice)
     try:
-        extension = importlib.import_module(EXTENSION)
+        extension = cast(CpuKernels, importlib.import_module(EXTENSION))
     except ModuleNotFoundError as error:
         if error.name == EXTENSION:
             log.debug("arriero-cpu is not installed: plain MLX runs on the CPU")
@@ -56,7 +78,7 @@ def cpu_extension() -> Any | None:
     return extension
 
 
-def native() -> Any | None:
+def native() -> CpuKernels | None:
     """The extension when operations run on the CPU, None on other devices."""
     return cpu_extension() if on_cpu() else None
 

@@ -13,6 +13,9 @@ from arriero.kernels import device
 
 def gather_matmul(x: mx.array, w: mx.array, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
     """Dense experts, w `[experts, out, in]`."""
+    native = device.native()
+    if native is not None:
+        return native.gather_mm(x, w, indices)
     return graph(x, w, indices, sorted_indices=sorted_indices)
 
 
@@ -30,6 +33,19 @@ def gather_quantized_matmul(
     sorted_indices: bool = False,
 ) -> mx.array:
     """Quantised experts, w `[experts, out, in · bits / 32]`; `global_scale` is float32, a scalar or one per expert."""
+    native = device.native()
+    if native is not None and native.supports(mode, bits, group_size, x.dtype):
+        return native.gather_qmm(
+            x,
+            w,
+            scales,
+            biases,
+            indices=indices,
+            group_size=group_size,
+            bits=bits,
+            mode=mode,
+            global_scale=None if global_scale is None else mx.broadcast_to(global_scale.reshape(-1), (w.shape[0],)),
+        )
     return quantized_graph(
         x,
         w,

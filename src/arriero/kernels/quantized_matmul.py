@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 
 def quantized_matmul(
     x: mx.array,
@@ -21,7 +23,13 @@ def quantized_matmul(
     Affine scales and biases may be float16, bfloat16 or float32 whatever x is. `global_scale` (float32, scalar or one
     per output row) multiplies the result in float32, before the cast to x's dtype.
     """
-    return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+    native = device.native()
+    scaled_by_row = global_scale is not None and global_scale.size > 1
+    if native is None or scaled_by_row or not native.supports(mode, bits, group_size, x.dtype):
+        return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+    return native.quantized_matmul(
+        x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale
+    )
 
 
 def graph(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 
 def rms_norm(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
     """`x / sqrt(mean(x²) + eps) · gain`, computed in float32; the result has x's dtype.
 
     A float32 gain is applied before the result is rounded to x's dtype. Source: Zhang and Sennrich, 2019.
     """
-    return graph(x, gain, eps)
+    native = device.native()
+    return graph(x, gain, eps) if native is None else native.rms_norm(x, gain, eps)
 
 
 def graph(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 
 def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:
     """Rotate the first R elements of each head of x `[T, heads, D]`; the result has x's dtype.
@@ -11,6 +13,9 @@ def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array
     `table` is float32 `[T, R / 2, 2]`: cosine and sine of each token's angles, magnitude included. Pairs are
     `(i, i + R/2)`, or `(2i, 2i + 1)` when `interleaved`. Source: Su et al., RoFormer, 2021.
     """
+    native = device.native()
+    if native is not None:
+        return native.rope(x, table, interleaved=interleaved)
     return graph(x, table, interleaved=interleaved)
 
 

@@ -146,11 +146,14 @@ class Rope:
 
     def table(self, positions: np.ndarray) -> np.ndarray:
         """Cosines and sines, float32 `[T, R / 2, 2]`, of absolute positions `[T]`."""
-        out = np.empty((positions.size, self.inverse.size, 2), np.float32)
         blocks = positions // BLOCK
+        if positions.size and (blocks == blocks[0]).all():
+            rows: np.ndarray = self._block(int(blocks[0]))[positions % BLOCK]
+            return rows
+        out = np.empty((positions.size, self.inverse.size, 2), np.float32)
         for index in np.unique(blocks):
-            rows = blocks == index
-            out[rows] = self._block(int(index))[positions[rows] % BLOCK]
+            chosen = blocks == index
+            out[chosen] = self._block(int(index))[positions[chosen] % BLOCK]
         return out
 
     def _block(self, index: int) -> np.ndarray:
