@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from arriero.chat._metadata import read_metadata
 from arriero.errors import CheckpointError
+from arriero.formats.gguf import GGUFFile
 from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
 
 
@@ -25,7 +25,7 @@ class TextFiles:
     def open(cls, source: ModelSource) -> TextFiles:
         """Raises CheckpointError when the source is not there."""
         if isinstance(source, GGUFSource):
-            return cls({}, read_metadata(source.paths[0]))
+            return cls({}, GGUFFile(source.paths[0]).metadata)
         if isinstance(source, LayersSource):
             return cls({name: Path(path) for name, path in source.files.items()}, {})
         assert isinstance(source, FolderSource)

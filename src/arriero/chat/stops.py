@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from arriero.chat.files import TextFiles
-from arriero.errors import TemplateError
+from arriero.chat.messages import Conversation, Message
+from arriero.chat.renderers.jinja import JinjaRenderer
+from arriero.chat.templates import ChatTemplates
+from arriero.errors import TemplateError, UnsupportedFeature
 
 if TYPE_CHECKING:
     from arriero.chat.tokenizer import Tokenizer
@@ -18,11 +21,11 @@ _REPLY = "Ansérine"
 """A reply that no template writes by itself."""
 
 
-def stop_token_ids(tokenizer: Tokenizer, files: TextFiles, template: str | None) -> frozenset[int]:
+def stop_token_ids(tokenizer: Tokenizer, files: TextFiles, templates: ChatTemplates) -> frozenset[int]:
     """The union of what every file calls an end, and the token with which the chat template ends a reply.
 
     A model's files often disagree: `generation_config.json` may list the end-of-text token only, while the template
-    ends turns with another one. `template` replaces the model's own template when given.
+    ends turns with another one.
     """
     found: set[int] = set()
     for value in _declared(tokenizer, files):
@@ -32,7 +35,7 @@ def stop_token_ids(tokenizer: Tokenizer, files: TextFiles, template: str | None)
                 found.add(index)
             elif item is not None:
                 log.warning("%r is declared as a token that ends a reply and is not in the vocabulary", item)
-    turn_end = _template_turn_end(tokenizer, files, template)
+    turn_end = _template_turn_end(tokenizer, templates)
     if turn_end is not None:
         found.add(turn_end)
     return frozenset(found)
@@ -40,8 +43,6 @@ def stop_token_ids(tokenizer: Tokenizer, files: TextFiles, template: str | None)
 
 def valid_id(tokenizer: Tokenizer, value: Any) -> int | None:
     """`value` when it is the id of a token, else None."""
-    # GGUF numbers may come as numpy scalars.
-    value = value.item() if hasattr(value, "item") else value
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < tokenizer.vocab_size:
         return value
     return None
@@ -69,5 +70,17 @@ def _declared(tokenizer: Tokenizer, files: TextFiles) -> Iterator[Any]:
                 yield tokenizer.token_id(text)
 
 
-def _template_turn_end(tokenizer: Tokenizer, files: TextFiles, template: str | None) -> int | None:
+def _template_turn_end(tokenizer: Tokenizer, templates: ChatTemplates) -> int | None:
+    """The token that the template writes after a finished reply, or else after one that the user has answered."""
+    renderer = JinjaRenderer(templates, {"bos_token": "", "eos_token": tokenizer.token_text(tokenizer.eos_id)})
+    turns = [Message(role="user", content="Salve"), Message(role="assistant", content=_REPLY)]
+    for messages in (turns, [*turns, Message(role="user", content="Vale")]):
+        try:
+            prompt = renderer.render(Conversation(messages=messages), add_generation_prompt=False)
+        except (TemplateError, UnsupportedFeature) as error:
+            log.debug("no end of turn from the template: %s", error)
+            continue
+        ids = tokenizer.encode(prompt.text.rpartition(_REPLY)[2].lstrip(), add_bos=False)
+        if ids and tokenizer.is_added(ids[0]):
+            return ids[0]
     return None

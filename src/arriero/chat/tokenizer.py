@@ -13,6 +13,7 @@ import tokenizers
 from arriero.chat.files import TextFiles
 from arriero.chat.pretokenizers import FAMILIES
 from arriero.chat.stops import stop_token_ids, token_content, valid_id
+from arriero.chat.templates import ChatTemplates
 from arriero.chat.vocabulary import tokenizer_from_gguf
 from arriero.errors import CheckpointError
 from arriero.source import ModelSource
@@ -25,7 +26,7 @@ Alphabet = Literal["byte-level", "sentencepiece"]
 class Tokenizer:
     """Encodes, decodes and knows the special tokens; safe to use from several threads."""
 
-    def __init__(self, core: tokenizers.Tokenizer, files: TextFiles, template: str | None = None) -> None:
+    def __init__(self, core: tokenizers.Tokenizer, files: TextFiles, templates: ChatTemplates) -> None:
         self._core = core
         self._lock = threading.Lock()
         self._alphabet, self._strips_prefix = _alphabet(core)
@@ -39,7 +40,7 @@ class Tokenizer:
         self.eos_id = _special_id(self, files, "eos")
         self.pad_id = _special_id(self, files, "padding" if files.metadata else "pad")
         self.add_bos = self.bos_id is not None and _adds_bos(core, files, self.bos_id)
-        self.stop_ids = stop_token_ids(self, files, template)
+        self.stop_ids = stop_token_ids(self, files, templates)
         """Every token that ends a reply; none of them is ever printed."""
         self.hidden_ids = self.stop_ids | {i for i in (self.bos_id, self.eos_id, self.pad_id) if i is not None}
         """Tokens that have no text in a reply."""
@@ -50,13 +51,14 @@ class Tokenizer:
 
         Raises CheckpointError when the vocabulary is missing, damaged or of a kind that we don't run.
         """
-        return cls.from_files(TextFiles.open(source), template)
+        files = TextFiles.open(source)
+        return cls.from_files(files, ChatTemplates.open(files, template))
 
     @classmethod
-    def from_files(cls, files: TextFiles, template: str | None = None) -> Tokenizer:
-        """As `open`, for files that are already open."""
+    def from_files(cls, files: TextFiles, templates: ChatTemplates) -> Tokenizer:
+        """As `open`, for files and templates that are already open."""
         core = tokenizer_from_gguf(files.metadata) if files.metadata else _tokenizer_from_json(files)
-        return cls(core, files, template)
+        return cls(core, files, templates)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
         """Token ids of a text.
@@ -149,7 +151,7 @@ def _tokenizer_from_json(files: TextFiles) -> tokenizers.Tokenizer:
         raise CheckpointError(f"tokenizer.json holds a {head.model.type} vocabulary; only BPE and Unigram can be run")
     try:
         core = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a bad file
+    except Exception as error:
         raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
     # A file saved by a training script may cut or fill every text.
     core.no_truncation()

@@ -57,8 +57,6 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
     values = metadata.get(key)
     if values is None:
         raise CheckpointError(f"the file has no {key}: its vocabulary is incomplete, download it again")
-    if hasattr(values, "tolist"):
-        values = values.tolist()
     if not isinstance(values, Sequence) or not values or not isinstance(values[0], kind):
         raise CheckpointError(f"{key} must be a list of {kind.__name__}; it is {type(values).__name__}")
     return values

@@ -1,0 +1,215 @@
+"""The renderer that runs the model's own Jinja chat template."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from arriero.chat.messages import Conversation, Message, Think, Tool, ToolCall
+from arriero.chat.renderers.control import ControlText
+from arriero.chat.renderers.prompt import Image, Prompt, Text
+from arriero.chat.renderers.rewrites import readings
+from arriero.chat.template import Template, TemplateStopped
+from arriero.chat.templates import ChatTemplates
+from arriero.errors import TemplateError, UnsupportedFeature
+
+Form = Literal["mapping", "text", "wrapped"]
+"""How a template gets a call's arguments: as an object; as JSON text; as an object even if the text is none."""
+
+_MARK_DIGITS = 7
+_PROBE = {"probe_key": "probe_value"}
+
+
+class JinjaRenderer:
+    """Renders with the model's templates, and again in other words when a template refuses a conversation."""
+
+    def __init__(
+        self,
+        templates: ChatTemplates,
+        names: Mapping[str, str],
+        control: Iterable[str] = (),
+        image_token: str | None = None,
+    ) -> None:
+        """`names` are the special tokens that templates may write (`bos_token`, …); `control` the text of all control
+        tokens, which in a user's text stay text; `image_token` what the template writes for an image.
+        """
+        self._templates = templates
+        self._names = dict(names)
+        self._control = ControlText(control)
+        self._image_token = image_token
+        self._forms: dict[int, Form] = {}
+
+    def render(self, conversation: Conversation, *, add_generation_prompt: bool = True, think: Think = None) -> Prompt:
+        """The prompt; an assistant message at the end is left open for the model to continue.
+
+        Raises TemplateError (the template's first complaint) when no reading of the conversation is accepted, and
+        UnsupportedFeature for images that the model can't take.
+        """
+        template = self._templates.choose(bool(conversation.tools))
+        if template is None:
+            raise TemplateError("the model has no chat template; give it one with TEMPLATE in a Modelfile")
+        images = [image for message in conversation.messages for image in message.images]
+        if images and self._image_token is None:
+            raise UnsupportedFeature("this model does not take images")
+        marks = _Marks()
+        messages = [self._guarded(message, marks) for message in conversation.messages]
+        last = messages[-1] if messages else None
+        prefill = add_generation_prompt and last is not None and last.role == "assistant" and not last.tool_calls
+        if prefill and last is not None:
+            messages[-1] = Message(role="assistant", content=last.content + marks.end, thinking=last.thinking)
+        arguments = self._arguments(conversation.tools, add_generation_prompt and not prefill, think)
+        text = self._accepted(template, messages, arguments)
+        if prefill:
+            text, found, _ = text.rpartition(marks.end)
+            if not found:
+                raise TemplateError(
+                    "the chat template drops the assistant message at the end, so it can't be continued"
+                )
+            text = text.replace(marks.end, "")
+        return Prompt(self._segments(text, marks, images))
+
+    def _guarded(self, message: Message, marks: _Marks) -> Message:
+        """The message with control tokens' texts replaced by marks, unless the model itself wrote it."""
+        if message.role == "assistant":
+            return message
+        spans = self._control.spans(message.content)
+        if not spans:
+            return message
+        parts, position = [], 0
+        for start, end in spans:
+            parts += [message.content[position:start], marks.hide(message.content[start:end])]
+            position = end
+        return msgspec.structs.replace(message, content="".join([*parts, message.content[position:]]))
+
+    def _arguments(self, tools: list[Tool], add_generation_prompt: bool, think: Think) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            **self._names,
+            "tools": [tool.definition for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if think is not None:
+            # The names that model makers gave to the same switch.
+            arguments["enable_thinking"] = arguments["thinking"] = bool(think)
+        if isinstance(think, str):
+            arguments["reasoning_effort"] = "high" if think == "max" else think
+        return arguments
+
+    def _accepted(self, template: Template, messages: list[Message], arguments: dict[str, Any]) -> str:
+        forms: tuple[Form, ...] = ("mapping",)
+        if any(message.tool_calls for message in messages):
+            first = self._form(template)
+            forms = (first, "text" if first == "mapping" else "mapping", "wrapped")
+        complaint: TemplateError | None = None
+        for reading in readings(messages):
+            for form in forms:
+                try:
+                    return template.render(arguments | {"messages": _message_objects(reading, form)})
+                except TemplateStopped:
+                    raise
+                except TemplateError as error:
+                    complaint = complaint or error
+        assert complaint is not None
+        raise complaint
+
+    def _form(self, template: Template) -> Form:
+        """Which form of arguments a template is written for, found by rendering a call once."""
+        if id(template) not in self._forms:
+            self._forms[id(template)] = self._probe(template)
+        return self._forms[id(template)]
+
+    def _probe(self, template: Template) -> Form:
+        call = ToolCall(name="probe", arguments=_PROBE, id="probe1234")
+        messages = [
+            Message(role="user", content="probe"),
+            Message(role="assistant", tool_calls=[call]),
+            Message(role="tool", content="probe", tool_name="probe", tool_call_id="probe1234"),
+        ]
+        arguments = self._arguments([], False, None)
+        try:
+            text = template.render(arguments | {"messages": _message_objects(messages, "mapping")})
+        except TemplateError:
+            return "mapping"
+        # A template that puts the object into text as it is shows Python's spelling of it.
+        return "text" if str(_PROBE) in text else "mapping"
+
+    def _segments(self, text: str, marks: _Marks, images: list[bytes]) -> list[Text | Image]:
+        segments: list[Text | Image] = []
+        waiting = iter(images)
+        for piece, control in marks.split(text):
+            places = piece.split(self._image_token) if control and images and self._image_token else [piece]
+            for index, part in enumerate(places):
+                if index:
+                    image = next(waiting, None)
+                    if image is None:
+                        raise TemplateError(f"the chat template writes more than {len(images)} images")
+                    segments.append(Image(image))
+                if part:
+                    segments.append(Text(part, control))
+        left = sum(1 for _ in waiting)
+        if left:
+            raise TemplateError(f"the chat template leaves out {left} of {len(images)} images")
+        return segments
+
+
+class _Marks:
+    """Stand-ins that whoever wrote the conversation can't guess, of digits only: no filter changes those."""
+
+    def __init__(self) -> None:
+        self._secret = "".join(secrets.choice("0123456789") for _ in range(24))
+        self._hidden: list[str] = []
+        self.end = self._secret + "x" * _MARK_DIGITS
+
+    def hide(self, text: str) -> str:
+        """A stand-in for a text."""
+        self._hidden.append(text)
+        return f"{self._secret}{len(self._hidden) - 1:0{_MARK_DIGITS}}"
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """The rendered text as (piece, may hold control tokens), with hidden texts back in place."""
+        first, *others = text.split(self._secret)
+        pieces = [(first, True)]
+        for other in others:
+            number, rest = other[:_MARK_DIGITS], other[_MARK_DIGITS:]
+            if not number.isdecimal() or int(number) >= len(self._hidden):
+                raise TemplateError("the chat template cuts a message's text, which holds control tokens, in two")
+            pieces += [(self._hidden[int(number)], False), (rest, True)]
+        return pieces
+
+
+def _message_objects(messages: list[Message], form: Form) -> list[dict[str, Any]]:
+    names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
+    return [_message_object(message, form, names) for message in messages]
+
+
+def _message_object(message: Message, form: Form, names: Mapping[str, str]) -> dict[str, Any]:
+    """A message as templates know it; keys that don't apply are absent."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        texts = [{"type": "text", "text": message.content}] if message.content else []
+        found["content"] = [*({"type": "image"} for _ in message.images), *texts]
+    if message.thinking:
+        for key in ("reasoning_content", "thinking", "reasoning"):
+            found[key] = message.thinking
+    if message.tool_calls:
+        found["tool_calls"] = [_call_object(call, form) for call in message.tool_calls]
+    name = message.tool_name or names.get(message.tool_call_id, "")
+    if message.role == "tool" and name:
+        found["name"] = name
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _call_object(call: ToolCall, form: Form) -> dict[str, Any]:
+    mapping = call.mapping()
+    arguments: Any = call.text()
+    if form != "text" and mapping is not None:
+        arguments = mapping
+    elif form == "wrapped":
+        arguments = {"arguments": arguments}
+    function = {"name": call.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
