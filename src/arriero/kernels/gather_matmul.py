@@ -83,8 +83,10 @@ def quantized_graph(
     sorted_indices: bool = False,
 ) -> mx.array:
     """Plain MLX; the global scale multiplies the output in float32, since only GPUs take it inside."""
+    # See quantized_matmul: float16 would overflow before the global scale.
+    rows = x.astype(mx.float32) if global_scale is not None and x.dtype == mx.float16 else x
     y = mx.gather_qmm(
-        _rows(x, indices),
+        _rows(rows, indices),
         w,
         scales,
         biases,

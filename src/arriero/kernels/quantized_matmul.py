@@ -43,8 +43,10 @@ def graph(
     mode: str,
     global_scale: mx.array | None = None,
 ) -> mx.array:
-    """Plain MLX: with scales of another float type the product is float32, cast back."""
-    y = mx.quantized_matmul(x, w, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode)
+    """Plain MLX: with scales of another float type the product is float32, cast back. bfloat16 products are rounded before a global scale."""
+    # A matrix with a global scale holds values up to 2688 times too large, which float16 products would not survive.
+    rows = x.astype(mx.float32) if global_scale is not None and x.dtype == mx.float16 else x
+    y = mx.quantized_matmul(rows, w, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode)
     if global_scale is not None:
         y = y.astype(mx.float32) * global_scale
     return y.astype(x.dtype)
