@@ -115,13 +115,17 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
 
     architecture: str
     context_length: int
+    """Most tokens of one row: the model's own limit, or the configured one when that is lower."""
     vocab_size: int
     weight_bytes: int
     cache_bytes_per_token: int
     """Upper bound over all layers, for admission."""
     cache_bytes_fixed: int = 0
     """Bytes of a row's states that don't grow."""
+    max_rows: int = 1
+    """Rows that it runs at once; more wait in its queue."""
     device: str
+    """`cpu` or `gpu`, then the chip's name in parentheses."""
     dtype: str
     load_seconds: float
 

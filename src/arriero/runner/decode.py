@@ -1,0 +1,128 @@
+"""The decode pipeline: the next forward starts from sampled tokens that the host has not read yet.
+
+One `Flight` is one dispatched forward. The engine dispatches flight k + 1 before it reads flight k, so the device never
+waits for the host; a row that turns out to have stopped in flight k takes part in k + 1 for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.model.contract import Batch, Model, Span
+from arriero.runner.messages import SamplingOptions, TokenLogprob
+from arriero.runner.prefill import Chunk
+from arriero.runner.row import Row
+
+
+class Sampled(Protocol):
+    """The draws of one step, lazy until they are read."""
+
+    @property
+    def tokens(self) -> mx.array:
+        """The chosen ids, int32 `[n]`."""
+        ...
+
+    def arrays(self) -> list[mx.array]:
+        """Everything that a read needs."""
+        ...
+
+    def read_tokens(self) -> list[int]: ...
+
+    def read_logprobs(self) -> list[TokenLogprob | None] | None: ...
+
+
+class Sampler(Protocol):
+    """What the engine asks of `runner/sampling`."""
+
+    def add(self, row: str, options: SamplingOptions, prompt: Sequence[int]) -> None: ...
+
+    def remove(self, row: str) -> None: ...
+
+    def sample(self, rows: Sequence[str], logits: mx.array) -> Sampled: ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """A dispatched forward whose results have not been read."""
+
+    rows: list[Row]
+    """Rows that decoded one token, in the order of `sampled`."""
+    sampled: Sampled | None
+    chunks: list[Chunk]
+    marker: mx.array | None
+    """Evaluated when the chunks' cache states are; None without chunks."""
+
+    def wait(self) -> None:
+        """Block until the device has computed this flight; raises what the computation raised."""
+        arrays = [] if self.marker is None else [self.marker]
+        if self.sampled is not None:
+            arrays.append(self.sampled.tokens)
+        mx.eval(arrays)
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """Builds forwards that continue from the latest flight."""
+
+    model: Model
+    sampler: Sampler
+    latest: Flight | None = None
+    _marker: mx.array = field(default_factory=lambda: mx.zeros(1))
+
+    def dispatch(self, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
+        """Send off one forward: a token for each of `rows`, then the prompt tokens of `chunks`. Never blocks.
+
+        Rows that have sampled before come first; all of them took part in the latest flight.
+        `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
+        """
+        spans = [Span(i, 1, row.position, row.caches) for i, row in enumerate(rows)]
+        at = len(rows)
+        for chunk in chunks:
+            spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches))
+            at += chunk.length
+        hidden = self.model.forward(Batch(self._tokens(rows, chunks), spans)).final
+
+        sampled = None
+        outputs: list[mx.array] = []
+        if rows:
+            wanted = hidden if len(rows) == at else hidden[: len(rows)]
+            sampled = self.sampler.sample([row.id for row in rows], self.model.logits(wanted))
+            outputs += sampled.arrays()
+        settled = [chunk.row for chunk in chunks] + (rows if settle else [])
+        states = [array for row in settled for cache in row.caches if cache is not None for array in cache.state()]
+        marker = None
+        if chunks:
+            # Waiting on the states themselves would keep a second reference to the buffers that the next write reuses.
+            marker = mx.depends(self._marker, states) if states else self._marker
+            outputs.append(marker)
+        elif states:
+            outputs += states
+        mx.async_eval(*outputs)  # type: ignore[no-untyped-call]
+
+        for slot, row in enumerate(rows):
+            row.slot = slot
+            row.position += 1
+            row.sampled += 1
+        for chunk in chunks:
+            chunk.row.position = chunk.end
+        self.latest = Flight(rows, sampled, chunks, marker)
+        return self.latest
+
+    def _tokens(self, rows: list[Row], chunks: list[Chunk]) -> mx.array:
+        """The packed tokens `[T]`: the latest samples, then the prompts' last tokens, then the chunks."""
+        latest = self.latest
+        lazy = latest.sampled.tokens if latest is not None and latest.sampled is not None else None
+        if lazy is not None and not chunks and latest is not None and rows == latest.rows:
+            return lazy
+        host = [row.prompt[-1:] for row in rows if not row.sampled]
+        host += [chunk.row.prompt[chunk.start : chunk.end] for chunk in chunks]
+        running = [row.slot for row in rows if row.sampled]
+        if lazy is None or not running:
+            return mx.array(np.concatenate(host))
+        picks = mx.take(lazy, mx.array(np.array(running, np.int32)))
+        return mx.concatenate([picks, mx.array(np.concatenate(host))]) if host else picks

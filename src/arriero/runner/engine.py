@@ -1,0 +1,260 @@
+"""The engine: continuous batching of rows over one model, all on one thread.
+
+Each step dispatches one packed forward with one token of every decoding row and up to `prefill_chunk` prompt tokens of
+rows that have not got so far, and then reads the forward before it. Rows join and leave at any step. Token ids in,
+messages out; refuses to know processes, sockets and text.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong
+from arriero.model.contract import Model
+from arriero.runner.decode import Flight, Pipeline, Sampler
+from arriero.runner.memory import is_out_of_memory, readable
+from arriero.runner.messages import Failed, FromRunner, PrefillProgress, Submit, TokenLogprob, Tokens
+from arriero.runner.prefill import plan_chunks
+from arriero.runner.row import Phase, Row, reserved_bytes
+
+log = logging.getLogger(__name__)
+
+CLEAR_EVERY = 256
+"""Generated tokens between two clearings of MLX's buffer cache, which otherwise grows with each new shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rows may take."""
+
+    context_length: int
+    """Most tokens of one row, prompt and reply."""
+    max_rows: int = 8
+    prefill_chunk: int = 512
+    cache_bytes: int = 0
+    """Bytes that admitted rows may reserve together; 0 = no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the engine holds and has done."""
+
+    rows_running: int = 0
+    rows_waiting: int = 0
+    reserved_bytes: int = 0
+    cache_bytes: int = 0
+    tokens_generated: int = 0
+    tokens_prefilled: int = 0
+
+
+class Engine:
+    """Runs rows to their end. Only the thread that made it may call it."""
+
+    def __init__(self, model: Model, sampler: Sampler, limits: Limits) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.limits = limits
+        self.outbox: list[FromRunner] = []
+        """Messages for the server, in order; the owner takes them with `drain`."""
+        self._thread = threading.get_ident()
+        self._pipeline = Pipeline(model, sampler)
+        self._waiting: deque[Row] = deque()
+        self._rows: list[Row] = []
+        self._reserved = 0
+        self._generated = 0
+        self._prefilled = 0
+        self._cleared_at = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._rows or self._waiting or self._pipeline.latest is not None)
+
+    def counts(self) -> Counts:
+        """Figures of this moment."""
+        caches = sum(cache.nbytes for row in self._rows for cache in row.caches if cache is not None)
+        return Counts(len(self._rows), len(self._waiting), self._reserved, caches, self._generated, self._prefilled)
+
+    def drain(self) -> list[FromRunner]:
+        """The messages since the last call."""
+        messages, self.outbox = self.outbox, []
+        return messages
+
+    def submit(self, request: Submit) -> None:
+        """Queue a request, or answer it with `Failed` when it can never run."""
+        try:
+            row = self._checked(request)
+        except ArrieroError as error:
+            self.outbox.append(Failed(request.id, type(error).__name__, str(error)))
+            return
+        self._waiting.append(row)
+
+    def cancel(self, row_id: str) -> None:
+        """End a row now; a row that is unknown or done is none of our business (its end crossed the message)."""
+        for row in self._waiting:
+            if row.id == row_id:
+                self._waiting.remove(row)
+                self.outbox.append(row.finish("cancelled"))
+                return
+        for row in self._rows:
+            if row.id == row_id:
+                self._finish(row, "cancelled")
+                return
+
+    def limit(self, context_length: int, cache_bytes: int) -> None:
+        """Change what rows may take; waiting rows are measured again, admitted ones keep what they have."""
+        context = self.model.facts.context_length
+        self.limits = replace(
+            self.limits, context_length=min(context_length, context) or context, cache_bytes=cache_bytes
+        )
+        requests = [row.request for row in self._waiting]
+        self._waiting.clear()
+        for request in requests:
+            self.submit(request)
+
+    def step(self) -> None:
+        """Admit, dispatch one forward, read the one before it. Never raises for what a request or the model did."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the engine was called from another thread than the one that owns its arrays")
+        previous = self._pipeline.latest
+        try:
+            self._admit()
+            self._dispatch()
+            if previous is not None:
+                self._read(previous)
+        except Exception as error:  # noqa: BLE001 - whatever a forward raises ends its rows, not the engine
+            self._fail(error)
+        if not self.busy:
+            mx.clear_cache()
+
+    def close(self) -> None:
+        """End every row as cancelled and free the memory."""
+        for row in [*self._waiting, *self._rows]:
+            self.cancel(row.id)
+        self._pipeline.latest = None
+        mx.clear_cache()
+
+    def _checked(self, request: Submit) -> Row:
+        """A row for a request that can run; raises what its `Failed` says."""
+        length, context, vocab = len(request.tokens), self.limits.context_length, self.model.facts.vocab_size
+        if not length:
+            raise InvalidRequest("the prompt is empty: it has no tokens")
+        if min(request.tokens) < 0 or max(request.tokens) >= vocab:
+            wrong = next(token for token in request.tokens if not 0 <= token < vocab)
+            raise InvalidRequest(f"the prompt holds the token id {wrong}, but the model's ids are 0 to {vocab - 1}")
+        if any(row.id == request.id for row in (*self._waiting, *self._rows)):
+            raise InvalidRequest(f"a request with the id {request.id} is already running")
+        if length >= context:
+            raise PromptTooLong(
+                f"input length ({length} tokens) exceeds the model's maximum context length ({context} tokens)"
+            )
+        room = context - length
+        max_new = min(request.max_tokens, room) if request.max_tokens > 0 else room
+        needed = reserved_bytes(length + max_new, self.model.facts)
+        if self.limits.cache_bytes and needed > self.limits.cache_bytes:
+            raise OutOfMemory(
+                f"the request needs {readable(needed)} of cache for {length + max_new} tokens, but the model may use"
+                f" only {readable(self.limits.cache_bytes)}; lower num_ctx or num_predict"
+            )
+        return Row(request, max_new, needed)
+
+    def _admit(self) -> None:
+        """Start waiting rows in their order while rows and reserved bytes allow it."""
+        while self._waiting and len(self._rows) < self.limits.max_rows:
+            row = self._waiting[0]
+            if self.limits.cache_bytes and self._reserved + row.reserved > self.limits.cache_bytes:
+                return
+            self._waiting.popleft()
+            try:
+                self.sampler.add(row.id, row.request.sampling, row.request.tokens)
+            except ArrieroError as error:
+                self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
+                continue
+            self._rows.append(row)
+            self._reserved += row.reserved
+            row.admit(self.model.new_caches())
+
+    def _dispatch(self) -> None:
+        """Send off the next forward, if any row has something to compute."""
+        decoding = [row for row in self._rows if row.phase is Phase.DECODING and row.sampled < row.max_new]
+        running = [row for row in decoding if row.sampled]
+        if len(running) != len(decoding):
+            running += [row for row in decoding if not row.sampled]
+        chunks = plan_chunks(self._rows, self.limits.prefill_chunk)
+        if not running and not chunks:
+            self._pipeline.latest = None
+            return
+        crossed = (self._generated + len(running)) // CLEAR_EVERY > self._cleared_at
+        flight = self._pipeline.dispatch(running, chunks, settle=crossed)
+        if crossed:
+            self._cleared_at = (self._generated + len(running)) // CLEAR_EVERY
+        for chunk in flight.chunks:
+            if not chunk.row.prompt_left:
+                chunk.row.start_decoding()
+        if crossed or chunks:
+            mx.clear_cache()
+
+    def _read(self, flight: Flight) -> None:
+        """Wait for a flight and deliver it: the only place where the host waits for the device."""
+        flight.wait()
+        for chunk in flight.chunks:
+            if chunk.row.phase is not Phase.DONE:
+                self._prefilled += chunk.length
+                self.outbox.append(PrefillProgress(chunk.row.id, chunk.end, len(chunk.row.prompt)))
+                if not chunk.row.generated:
+                    chunk.row.prompt_evaluated()
+        if flight.sampled is None:
+            return
+        logprobs = flight.sampled.read_logprobs()
+        for i, token in enumerate(flight.sampled.read_tokens()):
+            row = flight.rows[i]
+            if row.phase is not Phase.DONE:
+                self._deliver(row, token, logprobs[i] if logprobs else None)
+
+    def _deliver(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
+        if token in row.stop_ids:
+            self._finish(row, "stop")
+            return
+        row.token_read()
+        self._generated += 1
+        self.outbox.append(Tokens(row.id, [token], None if logprob is None else [logprob]))
+        if row.generated == row.max_new:
+            self._finish(row, "length")
+
+    def _finish(self, row: Row, reason: str) -> None:
+        self._leave([row])
+        self.outbox.append(row.finish(reason))
+
+    def _leave(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._rows.remove(row)
+            self._reserved -= row.reserved
+            self.sampler.remove(row.id)
+
+    def _fail(self, error: Exception) -> None:
+        """One `Failed` per row in flight; waiting rows stay. Raises when the device itself no longer works."""
+        log.error("a forward failed with %d rows in flight", len(self._rows), exc_info=error)
+        name, message = _described(error)
+        failed = list(self._rows)
+        self._leave(failed)
+        for row in failed:
+            row.end()
+            self.outbox.append(Failed(row.id, name, message))
+        self._pipeline.latest = None
+        mx.clear_cache()
+        mx.eval(mx.zeros(1) + 1)
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    """Class name and text of what a user is told about a failure inside a forward."""
+    if isinstance(error, ArrieroError):
+        return type(error).__name__, str(error)
+    if is_out_of_memory(error):
+        return OutOfMemory.__name__, f"the device ran out of memory while computing ({error}); lower num_ctx"
+    return ArrieroError.__name__, f"the model failed while computing: {type(error).__name__}: {error}"

@@ -1,0 +1,111 @@
+"""From a source to a model that has answered once. Runs on the array thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from arriero.errors import LoadError
+from arriero.kernels.device import native, on_cpu
+from arriero.model.architectures import load_model
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Model
+from arriero.runner.engine import Engine
+from arriero.runner.memory import readable
+from arriero.runner.messages import Failed, Loading, SamplingOptions, Submit
+from arriero.source import ModelSource
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 64 << 20
+"""Weights evaluated between two progress reports."""
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+WARM_UP_TOKENS = 33
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory."""
+
+    model: Model
+    weight_bytes: int
+    dtype: mx.Dtype
+
+
+def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None]) -> Loaded:
+    """Open, build and evaluate; `report` is called before the first byte and after each piece.
+
+    Raises LoadError and its kin for a checkpoint that cannot be loaded or a dtype that we don't know.
+    """
+    report(Loading(0, 0, "opening"))
+    started = time.monotonic()
+    checkpoint = Checkpoint.open(source)
+    dtype = activation_dtype(dtype_name, checkpoint)
+    model: Model = load_model(checkpoint, dtype)
+    unused = checkpoint.unused()
+    if unused:
+        log.info("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused[:8]))
+    del checkpoint
+    arrays = list({id(array): array for array in model.parameters()}.values())
+    total = sum(array.nbytes for array in arrays)
+    done = 0
+    report(Loading(0, total, "weights"))
+    for piece in _pieces(arrays):
+        mx.eval(piece)
+        done += sum(array.nbytes for array in piece)
+        report(Loading(done, total, "weights"))
+    seconds = time.monotonic() - started
+    log.info("%s of weights in %.2f s, %.2f GB/s", readable(total), seconds, total / max(seconds, 1e-9) / 1e9)
+    return Loaded(model, total, dtype)
+
+
+def warm_up(engine: Engine) -> None:
+    """Answer once, so that kernels are built and pages touched before the first request; raises LoadError."""
+    length = min(WARM_UP_TOKENS, engine.limits.context_length - 2)
+    if length < 1:
+        raise LoadError(f"a context of {engine.limits.context_length} tokens is too short to answer anything")
+    tokens = [i % engine.model.facts.vocab_size for i in range(length)]
+    engine.submit(Submit(id="warm-up", tokens=tokens, max_tokens=2, stop_tokens=[], sampling=SamplingOptions(seed=0)))
+    while engine.busy:
+        engine.step()
+    for message in engine.drain():
+        if isinstance(message, Failed):
+            raise LoadError(f"the model is loaded but cannot answer: {message.message}")
+
+
+def activation_dtype(name: str, checkpoint: Checkpoint) -> mx.Dtype:
+    """The dtype asked for, else the checkpoint's, else bfloat16.
+
+    Plain MLX on a CPU sums 16-bit products in 16 bits, so there float32 is the default whatever the checkpoint says.
+    """
+    if name:
+        if name not in DTYPES:
+            raise LoadError(f"the dtype '{name}' is not known; it can be {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if on_cpu() and native() is None:
+        return mx.float32
+    config = checkpoint.config
+    for holder in (config, config.get("text_config") or {}):
+        declared = str(holder.get("dtype") or holder.get("torch_dtype") or "").removeprefix("torch.")
+        if declared in DTYPES:
+            return DTYPES[declared]
+    return mx.bfloat16
+
+
+def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
+    piece: list[mx.array] = []
+    held = 0
+    for array in arrays:
+        piece.append(array)
+        held += array.nbytes
+        if held >= PIECE_BYTES:
+            yield piece
+            piece, held = [], 0
+    if piece:
+        yield piece

@@ -1,0 +1,172 @@
+"""A runner process from start to end: load, answer, exit. The main thread does all array work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+import mlx.core as mx
+import msgspec
+
+from arriero.errors import ArrieroError, LoadError, OutOfMemory
+from arriero.kernels.device import on_cpu
+from arriero.runner.channel import Channel
+from arriero.runner.engine import Engine, Limits
+from arriero.runner.load import load, warm_up
+from arriero.runner.memory import is_out_of_memory, memory_bytes, wire_weights
+from arriero.runner.messages import (
+    Cancel,
+    Limit,
+    LoadFailed,
+    Loading,
+    Ready,
+    RunnerConfig,
+    Status,
+    Submit,
+    ToRunner,
+)
+from arriero.runner.parent import bind_to_parent
+from arriero.runner.sampling import Sampler
+
+log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 0.1
+"""How old the published figures may get while rows run."""
+
+
+class Interrupted(Exception):
+    """The server went away or asked for the end while the model was loading."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run with the configuration in the first argument, or on standard input for `-`; returns the exit status."""
+    text = arguments[0] if arguments and arguments[0] != "-" else sys.stdin.read()
+    config = msgspec.json.decode(text, type=RunnerConfig)
+    logging.basicConfig(stream=sys.stderr, level=config.log_level, format="%(levelname)s %(name)s: %(message)s")
+    parent = config.parent_pid or os.getppid()
+    bind_to_parent(parent)
+    channel = Channel(config.endpoint, parent)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        channel.interrupt()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    channel.start()
+    try:
+        engine = start(config, channel)
+        if engine is None:
+            return 1
+        serve(engine, channel)
+        engine.close()
+        return 0
+    except Interrupted:
+        return 0
+    finally:
+        channel.close()
+
+
+def start(config: RunnerConfig, channel: Channel) -> Engine | None:
+    """Load and warm up, telling the server; None when the model cannot be loaded."""
+    started = time.monotonic()
+    try:
+        engine, ready = _load(config, channel, started)
+    except ArrieroError as error:
+        channel.send([LoadFailed(type(error).__name__, str(error))])
+    except Interrupted:
+        raise
+    except Exception as error:
+        log.exception("the load failed")
+        kind = OutOfMemory if is_out_of_memory(error) else LoadError
+        channel.send([LoadFailed(kind.__name__, f"the model cannot be loaded: {type(error).__name__}: {error}")])
+    else:
+        _publish(engine, channel)
+        channel.send([ready])
+        return engine
+    return None
+
+
+def serve(engine: Engine, channel: Channel) -> None:
+    """Answer until the server goes or wants the end."""
+    published = time.monotonic()
+    while not channel.closed:
+        for message in channel.receive(block=not engine.busy):
+            _handle(engine, message)
+        if engine.busy:
+            engine.step()
+        channel.send(engine.drain())
+        now = time.monotonic()
+        if now - published > STATUS_SECONDS or not engine.busy:
+            _publish(engine, channel)
+            published = now
+
+
+def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engine, Ready]:
+    def report(progress: Loading) -> None:
+        if channel.closed:
+            raise Interrupted
+        channel.send([progress])
+
+    loaded = load(config.source, config.dtype, report)
+    facts = loaded.model.facts
+    context = min(config.context_length, facts.context_length) or facts.context_length
+    limits = Limits(
+        context_length=context,
+        max_rows=config.max_rows or (8 if on_cpu() else 16),
+        prefill_chunk=config.prefill_chunk or (512 if on_cpu() else 2048),
+        cache_bytes=max(config.memory_limit - loaded.weight_bytes, 1) if config.memory_limit else 0,
+    )
+    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits)
+    report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
+    warm_up(engine)
+    wire_weights()
+    mx.reset_peak_memory()
+    return engine, Ready(
+        architecture=facts.architecture,
+        context_length=context,
+        vocab_size=facts.vocab_size,
+        weight_bytes=loaded.weight_bytes,
+        cache_bytes_per_token=facts.cache_bytes_per_token,
+        cache_bytes_fixed=facts.cache_bytes_fixed,
+        max_rows=limits.max_rows,
+        device=device_name(),
+        dtype=str(loaded.dtype).removeprefix("mlx.core."),
+        load_seconds=time.monotonic() - started,
+    )
+
+
+def device_name() -> str:
+    """`cpu` or `gpu`, and the chip's name."""
+    kind = "cpu" if on_cpu() else "gpu"
+    name = str(mx.device_info().get("device_name", "")).strip()
+    return f"{kind} ({name})" if name else kind
+
+
+def _handle(engine: Engine, message: ToRunner) -> None:
+    if isinstance(message, Submit):
+        engine.submit(message)
+    elif isinstance(message, Cancel):
+        engine.cancel(message.id)
+    elif isinstance(message, Limit):
+        engine.limit(message.context_length, message.cache_bytes)
+
+
+def _publish(engine: Engine, channel: Channel) -> None:
+    counts = engine.counts()
+    channel.publish(
+        Status(
+            id="",
+            rows_running=counts.rows_running,
+            rows_waiting=counts.rows_waiting,
+            memory_bytes=memory_bytes(),
+            peak_bytes=mx.get_peak_memory(),
+            cache_bytes=counts.cache_bytes,
+            snapshot_bytes=0,
+            tokens_generated=counts.tokens_generated,
+            tokens_prefilled=counts.tokens_prefilled,
+        )
+    )

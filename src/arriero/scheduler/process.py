@@ -1,0 +1,122 @@
+"""One runner process: started, watched, its log relayed, stopped within seconds or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+
+import msgspec
+
+from arriero.runner.messages import RunnerConfig
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""Time between an interrupt and a kill."""
+
+LAST_LINE_BYTES = 256
+_READ_BYTES = 65536
+
+
+class RunnerProcess:
+    """A started runner. Its standard error goes to our log line by line; the last line is kept for error messages."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self._process = process
+        self._log = logging.getLogger(f"arriero.runner.{name}")
+        self._last = b""
+        self._partial = b""
+        self._exited = asyncio.create_task(self._watch(), name=f"runner {process.pid}")
+
+    @classmethod
+    async def start(cls, command: Sequence[str], config: RunnerConfig, name: str) -> RunnerProcess:
+        """Run `command -` with the configuration on its standard input.
+
+        Not on the command line: a model of many tensor files has more paths than one argument may hold. The runner gets
+        a session of its own, so that a Ctrl-C at the terminal reaches it through the server only.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "-",
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        runner = cls(process, name)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(config))
+            await process.stdin.drain()
+            process.stdin.close()
+        except (BrokenPipeError, ConnectionResetError):
+            log.warning("the runner of %s ended before it read its configuration", name)
+        return runner
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status; None while it runs."""
+        return self._process.returncode
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its standard error, at most 256 bytes of it; '' when it said nothing."""
+        return self._last[:LAST_LINE_BYTES].decode("utf-8", "replace")
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, for an error message: its last line, else its exit status."""
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        return f"{self.last_line} ({how})" if self.last_line else how
+
+    async def wait(self) -> int:
+        """The exit status, once it has ended and its log is read; any number of tasks may wait."""
+        return await asyncio.shield(self._exited)
+
+    async def stop(self) -> None:
+        """Interrupt, wait, kill; returns when the process is gone."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGINT)
+            try:
+                await asyncio.wait_for(self.wait(), STOP_SECONDS)
+            except TimeoutError:
+                log.warning("the runner %d did not stop in %g s; it is killed", self.pid, STOP_SECONDS)
+                self.kill()
+        await self.wait()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            log.debug("the runner %d has ended already", self.pid)
+
+    async def _watch(self) -> int:
+        stream = self._process.stderr
+        assert stream is not None
+        while data := await stream.read(_READ_BYTES):
+            self._relay(data)
+        self._relay(b"\n")
+        return await self._process.wait()
+
+    def _relay(self, data: bytes) -> None:
+        """Log whole lines; a line longer than one read is logged in pieces, so it never holds the runner up."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) >= _READ_BYTES:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            text = line.strip()
+            if text:
+                self._last = text
+                self._log.info("%s", text.decode("utf-8", "replace"))
