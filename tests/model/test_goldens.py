@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from arriero.model.architectures import load_model
+from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
+from arriero.source import FolderSource
 from tests.helpers.forward import Rows, chunked, packed, whole
-from tests.helpers.memory_checkpoint import MemoryCheckpoint
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 GOLDENS = Path(__file__).parent / "goldens"
 NAMES = sorted(folder.name for folder in GOLDENS.iterdir() if folder.is_dir())
@@ -22,6 +25,10 @@ TOLERANCE = 2e-4
 BF16_ERROR = 0.05
 
 
+def open_golden(name: str) -> Checkpoint:
+    return Checkpoint.open(FolderSource(str(GOLDENS / name)))
+
+
 @pytest.fixture(params=NAMES, scope="module")
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -29,7 +36,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(name: str) -> Model:
-    return load_model(MemoryCheckpoint.golden(GOLDENS / name).typed(), mx.float32)
+    return load_model(open_golden(name), mx.float32)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +80,7 @@ def test_a_chunk_of_one_row_beside_a_step_of_another_keeps_their_bits(
 
 def test_bf16_stays_close_and_stays_bf16(name: str, golden: tuple[list[int], np.ndarray]) -> None:
     ids, logits = golden
-    model = load_model(MemoryCheckpoint.golden(GOLDENS / name).typed(), mx.bfloat16)
+    model = load_model(open_golden(name), mx.bfloat16)
     rows = Rows(model)
     hidden = model.forward(rows.batch([ids], taps=[0]))
     assert hidden.final.dtype == mx.bfloat16

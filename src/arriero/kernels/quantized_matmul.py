@@ -43,7 +43,10 @@ def graph(
     mode: str,
     global_scale: mx.array | None = None,
 ) -> mx.array:
-    """Plain MLX: with scales of another float type the product is float32, cast back. bfloat16 products are rounded before a global scale."""
+    """Plain MLX: with scales of another float type the product is float32, cast back.
+
+    A global scale meets a bfloat16 product after its rounding.
+    """
     # A matrix with a global scale holds values up to 2688 times too large, which float16 products would not survive.
     rows = x.astype(mx.float32) if global_scale is not None and x.dtype == mx.float16 else x
     y = mx.quantized_matmul(rows, w, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode)
