@@ -77,10 +77,11 @@ def encode(kind: str, values: np.ndarray) -> Tensor:
 def decoded(tensor: Tensor) -> np.ndarray:
     """The float32 values of a tensor by the gguf package."""
     kind, raw = tensor
-    return np.asarray(dequantize(raw, gguf.GGMLQuantizationType[kind]), np.float32)
+    with np.errstate(over="ignore"):
+        return np.asarray(dequantize(raw, gguf.GGMLQuantizationType[kind]), np.float32)
 
 
-_SCALES = {
+SCALE_OFFSETS = {
     "Q4_0": [0],
     "Q4_1": [0, 2],
     "Q5_0": [0],
@@ -93,7 +94,11 @@ _SCALES = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
+    "IQ2_XS": [0],
+    "IQ3_S": [0],
+    "TQ2_0": [64],
 }
+"""Where the float16 numbers of a block are."""
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, scale: float = 0.01) -> np.ndarray:
@@ -101,11 +106,13 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, scale: floa
     rng = np.random.default_rng(seed)
     block = BY_NAME[kind]
     raw = rng.integers(0, 256, (rows, columns // block.block, block.nbytes), dtype=np.uint8)
-    for offset in _SCALES.get(kind, []):
+    for offset in SCALE_OFFSETS.get(kind, []):
         halves = rng.normal(0, scale, raw.shape[:2]).clip(-65504, 65504).astype("<f2")
         raw[..., offset : offset + 2] = halves[..., None].view(np.uint8)
     if kind == "MXFP4":
         raw[..., 0] = rng.integers(110, 130, raw.shape[:2])
+    if kind == "NVFP4":
+        raw[..., :4] = rng.integers(0, 0x7F, (*raw.shape[:2], 4))
     return raw.reshape(rows, -1)
 
 

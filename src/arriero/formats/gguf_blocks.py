@@ -1,7 +1,8 @@
 """What GGUF's block types mean: blocks → codes, and the scale and offset of each group.
 
-Every type here is `value = scale · code + offset` with a small unsigned code; the product is exact in float32, so a
-value is rounded once. Layouts: ggml's `block_*` structures (the GGUF specification's quantisation types).
+The types decoded here are `value = scale · code + offset` with a small unsigned code; the product is exact in float32,
+so a value is rounded once. Codebook types, whose tables are large, are decoded by the `gguf` package. Layouts: ggml's
+`block_*` structures (the GGUF specification's quantisation types).
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from arriero.errors import CheckpointError
-from arriero.formats.gguf_types import BY_NAME, BlockType
+from arriero.formats.codes import E2M1, E4M3, E8M0
+from arriero.formats.gguf_types import BlockType
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
 """The 16 values of the non-linear 4-bit types."""
-MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""E2M1 doubled, as ggml writes it; its block exponent is one lower."""
+DOUBLED_E2M1 = (E2M1 * 2).astype(np.int8)
+"""E2M1 as small integers; ggml's scales are half of ours for it."""
+
+FLOAT_TYPES = ("MXFP4", "NVFP4")
+"""Types of E2M1 codes under 8-bit float scales."""
+PACKAGE_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+"""Types that the `gguf` package decodes."""
 
 _IQ4_CODES = (IQ4_VALUES + 128).astype(np.uint8)
 
@@ -43,11 +50,15 @@ def decode(block_type: BlockType, raw: np.ndarray) -> np.ndarray:
 
     Raises CheckpointError for a type without a decoder or a scale that is no finite number.
     """
-    if block_type.name == "MXFP4":
-        exponents, codes = mxfp4_groups(raw)
-        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
-        values: np.ndarray = (MXFP4_VALUES[codes] * scales[..., None]).reshape(len(raw), -1)
+    if block_type.name in FLOAT_TYPES:
+        scale_codes, codes = float_groups(block_type, raw)
+        # The tables hold doubled elements, so scales are halved.
+        scales = (E8M0 if block_type.name == "MXFP4" else E4M3)[scale_codes] * np.float32(0.5)
+        with np.errstate(over="ignore"):  # the largest exponents pass float32's range, as MLX has it
+            values: np.ndarray = (DOUBLED_E2M1[codes] * scales[..., None]).reshape(len(raw), -1)
         return values
+    if block_type.name in PACKAGE_TYPES:
+        return _by_package(block_type, raw)
     return groups(block_type, raw).values()
 
 
@@ -57,7 +68,8 @@ def groups(block_type: BlockType, raw: np.ndarray) -> Groups:
         raise CheckpointError(f"blocks of type {block_type.name} cannot be decoded")
     rows = len(raw)
     blocks = np.ascontiguousarray(raw).reshape(rows, -1, block_type.nbytes)
-    decoded = _DECODERS[block_type.name](blocks)
+    with np.errstate(invalid="ignore"):  # infinite scales are refused below
+        decoded = _DECODERS[block_type.name](blocks)
     size = decoded.codes.shape[-1]
     found = Groups(
         decoded.codes.reshape(rows, -1, size), decoded.scales.reshape(rows, -1), decoded.offsets.reshape(rows, -1)
@@ -67,19 +79,32 @@ def groups(block_type: BlockType, raw: np.ndarray) -> Groups:
     return found
 
 
-def mxfp4_groups(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """MXFP4 bytes → block exponents uint8 `[rows, groups]` and E2M1 codes uint8 `[rows, groups, 32]`."""
-    block_type = BY_NAME["MXFP4"]
+def _by_package(block_type: BlockType, raw: np.ndarray) -> np.ndarray:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    with np.errstate(invalid="ignore"):
+        values = np.asarray(dequantize(np.ascontiguousarray(raw), GGMLQuantizationType[block_type.name]), np.float32)
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"a {block_type.name} block has a scale that is not a finite number")
+    return values
+
+
+def float_groups(block_type: BlockType, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """MXFP4 or NVFP4 bytes → scale codes uint8 `[rows, groups]` and E2M1 codes uint8 `[rows, groups, 32 or 16]`.
+
+    The scale codes are E8M0 (MXFP4) or E4M3 (NVFP4) and mean whole E2M1 values.
+    """
     blocks = np.ascontiguousarray(raw).reshape(len(raw), -1, block_type.nbytes)
-    exponents = blocks[..., 0]
-    if (exponents == 255).any():
-        raise CheckpointError("an MXFP4 block has a scale that is not a number")
-    return exponents, _nibbles(blocks[..., 1:17])
-
-
-def supported(block_type: BlockType) -> bool:
-    """Whether `decode` knows the type."""
-    return block_type.name in _DECODERS or block_type.name == "MXFP4"
+    if block_type.name == "MXFP4":
+        scales, codes, nan = blocks[..., 0], _nibbles(blocks[..., 1:17]), 255
+    else:
+        # Scales are unsigned: the sign bit means nothing.
+        scales, nan = blocks[..., :4] & 0x7F, 0x7F
+        codes = _nibbles(blocks[..., 4:36].reshape(*blocks.shape[:-1], 4, 8))
+    if (scales == nan).any():
+        raise CheckpointError(f"a {block_type.name} block has a scale that is not a number")
+    return scales.reshape(len(raw), -1), codes.reshape(len(raw), -1, codes.shape[-1])
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -203,3 +228,6 @@ _DECODERS: dict[str, Callable[[np.ndarray], Groups]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
+
+AFFINE_TYPES = frozenset(_DECODERS)
+"""Types that `groups` takes apart."""

@@ -57,6 +57,8 @@ _TYPES = (
     (34, "TQ1_0", 256, 54),
     (35, "TQ2_0", 256, 66),
     (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
 )
 
 BY_ID: dict[int, BlockType] = {id_: BlockType(id_, name, block, nbytes) for id_, name, block, nbytes in _TYPES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import numpy as np
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFTensor, open_shards
 from arriero.formats.gguf_repack import LAYOUTS, repack, repackable
+from arriero.formats.mapped import REPAIR
 from arriero.model.gguf_config import ARCHITECTURES, architecture_of, config_of, generation_config_of
 from arriero.model.gguf_names import CONSUMED, hugging_face_name, row_order
 from arriero.model.stored import HostWeight, Stored, TensorInfo
@@ -18,6 +20,8 @@ from arriero.source import GGUFSource
 
 Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["gguf"]]
 
+_COMPANIONS = (".scale", ".input_scale")
+_MODES: dict[str, Mode] = {"affine": "affine", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 _DENSE = {"F32", "F16", "BF16", "I8", "I16", "I32", "I64"}
 
 
@@ -27,32 +31,58 @@ def read(source: GGUFSource) -> Parts:
     label = str(files[0].path)
     architecture = architecture_of(files[0])
     config = config_of(files)
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    scales = _global_scales(tensors) if architecture in ARCHITECTURES else {}
     stored: dict[str, Stored] = {}
-    for file in files:
-        for tensor in file.tensors.values():
-            if CONSUMED.match(tensor.name) and architecture in ARCHITECTURES:
+    for tensor in tensors.values():
+        if architecture in ARCHITECTURES:
+            if CONSUMED.match(tensor.name) or tensor.name.endswith(_COMPANIONS):
                 continue
-            name = hugging_face_name(architecture, tensor.name)
-            order = row_order(
-                architecture,
-                tensor.name,
-                tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1],
-                config.get("num_attention_heads", 0),
-                config.get("num_key_value_heads", 0),
-            )
-            stored[name] = _stored(name, tensor, order)
+            _check(tensor)
+        name = hugging_face_name(architecture, tensor.name)
+        order = row_order(
+            architecture,
+            tensor.name,
+            tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1],
+            config.get("num_attention_heads", 0),
+            config.get("num_key_value_heads", 0),
+        )
+        stored[name] = _stored(name, tensor, order, scales.get(tensor.name))
     return label, stored, config, generation_config_of(files[0]), "gguf"
 
 
-def _stored(name: str, tensor: GGUFTensor, order: np.ndarray | None) -> Stored:
+def _global_scales(tensors: Mapping[str, GGUFTensor]) -> dict[str, np.ndarray]:
+    """NVFP4's multipliers by the name of their weight: float32, a scalar or one per expert."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".scale"):
+            continue
+        weight = name.removesuffix(".scale").removesuffix(".weight") + ".weight"
+        owner = tensors.get(weight)
+        experts = owner.shape[0] if owner is not None and len(owner.shape) == 3 else 1
+        where = f"{tensor.file.path}: tensor {name}"
+        if owner is None or owner.type.name != "NVFP4" or tensor.type.name != "F32":
+            raise CheckpointError(f"{where} is a scale, but {weight} is no NVFP4 tensor; {REPAIR}")
+        values = tensor.dense().reshape(-1)
+        if len(values) not in (1, experts) or not np.isfinite(values).all():
+            raise CheckpointError(f"{where} has {len(values)} numbers for {experts} matrices; {REPAIR}")
+        found[weight] = values.reshape(()) if len(values) == 1 else values
+    return found
+
+
+def _check(tensor: GGUFTensor) -> None:
+    if tensor.type.name not in _DENSE and not repackable(tensor.type):
+        raise CheckpointError(
+            f"{tensor.file.path}: tensor {tensor.name} is stored as {tensor.type.name}, which we cannot run; "
+            "use a model of another quantisation"
+        )
+
+
+def _stored(name: str, tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> Stored:
     layout = LAYOUTS.get(tensor.type.name)
-    quantization = Quantization(_mode(layout.mode), layout.bits, layout.group_size) if layout else None
+    quantization = Quantization(_MODES[layout.mode], layout.bits, layout.group_size) if layout else None
     info = TensorInfo(name, tensor.type.name, tensor.shape, quantization, tensor.nbytes)
-    return Stored(info, lambda: _load(tensor, order), lambda: _view(tensor, order))
-
-
-def _mode(mode: str) -> Mode:
-    return "mxfp4" if mode == "mxfp4" else "affine"
+    return Stored(info, lambda: _load(tensor, order, scale), lambda: _view(tensor, order, scale))
 
 
 def _dense(tensor: GGUFTensor, order: np.ndarray | None) -> np.ndarray:
@@ -60,22 +90,18 @@ def _dense(tensor: GGUFTensor, order: np.ndarray | None) -> np.ndarray:
     return values if order is None else np.take(values, order, axis=0)
 
 
-def _view(tensor: GGUFTensor, order: np.ndarray | None) -> HostWeight:
+def _view(tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> HostWeight:
     """Rows in another order are the one case that copies: still NumPy's memory, not MLX's."""
     if tensor.type.plain:
         return HostWeight(_dense(tensor, order))
     raw = tensor.raw()
-    return HostWeight(raw if order is None else np.take(raw, order, axis=-2))
+    return HostWeight(raw if order is None else np.take(raw, order, axis=-2), global_scale=scale)
 
 
-def _load(tensor: GGUFTensor, order: np.ndarray | None) -> Weight:
-    if tensor.type.name in _DENSE:
+def _load(tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> Weight:
+    _check(tensor)
+    if tensor.type.plain:
         return Weight(_array(_dense(tensor, order)))
-    if not repackable(tensor.type):
-        raise CheckpointError(
-            f"{tensor.file.path}: tensor {tensor.name} is stored as {tensor.type.name}, which we cannot run; "
-            "use a model of another quantisation"
-        )
     raw = tensor.raw()
     if order is not None:
         raw = np.take(raw, order, axis=-2)
@@ -91,9 +117,10 @@ def _load(tensor: GGUFTensor, order: np.ndarray | None) -> Weight:
 
     return Weight(
         shaped(packed.data),
-        Quantization(_mode(layout.mode), layout.bits, layout.group_size),
+        Quantization(_MODES[layout.mode], layout.bits, layout.group_size),
         shaped(packed.scales),
         None if packed.biases is None else shaped(packed.biases),
+        None if scale is None else mx.array(scale),
     )
 
 
