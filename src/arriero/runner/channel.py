@@ -133,6 +133,7 @@ class Channel:
             self._flush(socket)
         finally:
             socket.disable_monitor()
+            monitor.close(linger=0)
             socket.close()
             context.term()
 
