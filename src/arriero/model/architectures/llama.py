@@ -1,6 +1,7 @@
 """Llama and Mistral: pre-norm layers of grouped-query attention and SwiGLU.
 
-Honours explicit head sizes, biases, every rope scaling of `layers/rope.py` and Mistral's sliding window.
+Honours explicit head sizes, biases, every rope scaling of `layers/rope.py` and Mistral's sliding window (a GGUF file
+calls Mistral `llama` too, so a window counts under both names).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Config:
                 kv_heads=shape.kv_heads,
                 head_dim=shape.head_dim,
                 scale=shape.head_dim**-0.5,
-                window=fields.optional_integer("sliding_window") if shape.architecture.startswith("Mistral") else None,
+                window=fields.optional_integer("sliding_window"),
                 qkv_bias=bias,
                 out_bias=bias,
             ),

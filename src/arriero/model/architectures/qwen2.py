@@ -34,6 +34,7 @@ class Config:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         fields = Fields(values)
         shape = DecoderShape.read(fields, check_config(values), context_length=32768)
+        fields.get("attention_bias")  # q, k and v have biases whatever it says
         config = cls(
             shape=shape,
             attention=[

@@ -1,0 +1,65 @@
+"""Which architecture a configuration runs as."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from arriero.errors import UnsupportedArchitecture
+from arriero.model.architectures import ARCHITECTURES, MODEL_TYPES, check_config, known_architectures
+
+
+def test_the_first_known_name_wins() -> None:
+    assert check_config({"architectures": ["NopeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"]}) == (
+        "Qwen2ForCausalLM"
+    )
+
+
+def test_a_model_type_is_enough_where_no_architecture_is_named() -> None:
+    assert check_config({"model_type": "qwen3_moe"}) == "Qwen3MoeForCausalLM"
+    assert check_config({"architectures": [], "model_type": "mistral"}) == "MistralForCausalLM"
+    assert check_config({"architectures": None, "model_type": "llama"}) == "LlamaForCausalLM"
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedArchitecture) as error:
+        check_config({"architectures": ["NopeForCausalLM"], "model_type": "nope"})
+    assert "NopeForCausalLM" in str(error.value)
+    assert all(name in str(error.value) for name in known_architectures())
+
+
+def test_a_known_model_type_does_not_excuse_an_unknown_architecture() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="LlamaForSequenceClassification"):
+        check_config({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("config", "nearest"),
+    [
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["llamaforcausallm"]}, "LlamaForCausalLM"),
+        ({"model_type": "gemma3-text"}, "Gemma3ForCausalLM"),
+    ],
+)
+def test_a_near_miss_names_the_nearest(config: dict[str, object], nearest: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"Did you mean {nearest}"):
+        check_config(config)
+
+
+def test_a_configuration_without_names_is_refused() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="both `architectures` and `model_type` are missing"):
+        check_config({"hidden_size": 8})
+
+
+def test_every_model_type_means_a_known_architecture() -> None:
+    assert set(MODEL_TYPES.values()) == set(ARCHITECTURES)
+
+
+def test_asking_loads_no_array_library() -> None:
+    code = (
+        "import sys, arriero.model.architectures as a; a.check_config({'model_type': 'llama'});"
+        "sys.exit(any(m.split('.')[0] == 'mlx' for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
