@@ -40,15 +40,20 @@ def read(source: GGUFSource) -> Parts:
                 continue
             _check(tensor)
         name = hugging_face_name(architecture, tensor.name)
-        order = row_order(
-            architecture,
-            tensor.name,
-            tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1],
-            config.get("num_attention_heads", 0),
-            config.get("num_key_value_heads", 0),
-        )
+        order = _order(architecture, tensor, config)
+        if name in stored:
+            raise CheckpointError(f"{label}: tensor {tensor.name} is there under another name too")
         stored[name] = _stored(name, tensor, order, scales.get(tensor.name))
     return label, stored, config, generation_config_of(files[0]), "gguf"
+
+
+def _order(architecture: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> np.ndarray | None:
+    rows = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1]
+    heads, kv_heads = config.get("num_attention_heads", 0), config.get("num_key_value_heads", 0)
+    try:
+        return row_order(architecture, tensor.name, rows, heads, kv_heads)
+    except CheckpointError as error:
+        raise CheckpointError(f"{tensor.file.path}: {error}") from error
 
 
 def _global_scales(tensors: Mapping[str, GGUFTensor]) -> dict[str, np.ndarray]:

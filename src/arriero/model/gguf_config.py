@@ -40,35 +40,46 @@ class _Keys:
         if value is None:
             return None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise CheckpointError(f"{self.path}: the key {name} has the unusable value {value!r:.60}")
+            raise self.unusable(key, value)
         return value
+
+    def unusable(self, key: str, value: Any) -> CheckpointError:
+        return CheckpointError(f"{self.path}: the key {self.prefix}.{key} has the unusable value {value!r:.60}")
 
     def need(self, key: str) -> int:
         """A positive whole number that must be there."""
-        value = self.get(key, int)
-        if value is None or value <= 0:
+        value = self.integer(key)
+        if not value:
             raise CheckpointError(
                 f"{self.path}: the key {self.prefix}.{key} is missing or zero; create the model again"
             )
-        return int(value)
+        return value
 
     def integer(self, key: str) -> int | None:
+        """A whole number of 0 or more."""
         value = self.get(key, int)
+        if value is not None and value < 0:
+            raise self.unusable(key, value)
         return None if value is None else int(value)
 
     def number(self, key: str) -> float | None:
-        """A float32 in its shortest decimal form (1e-05, not 9.999999747378752e-06)."""
+        """A float32 of 0 or more in its shortest decimal form (1e-05, not 9.999999747378752e-06)."""
         value = self.get(key, (int, float))
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise self.unusable(key, value)
         return None if value is None else float(f"{value:.7g}")
 
     def same_for_all_layers(self, key: str) -> int | None:
         """A number that may be stored once per layer, if all layers agree."""
         value = self.get(key, (int, list))
         if not isinstance(value, list):
-            return None if value is None else int(value)
+            return self.integer(key)
         if not value or any(item != value[0] for item in value):
             raise CheckpointError(f"{self.path}: the key {self.prefix}.{key} differs between layers; not supported")
-        return int(value[0])
+        first = value[0]
+        if not isinstance(first, int) or first < 0:
+            raise self.unusable(key, value)
+        return first
 
 
 def architecture_of(file: GGUFFile) -> str:
@@ -90,24 +101,30 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
         raise CheckpointError(f"{file.path}: the tensor {_EMBEDDING} is missing; pull the model again")
     keys = _Keys(file, architecture)
     heads = keys.same_for_all_layers("attention.head_count")
-    if not heads or heads < 0:
+    if not heads:
         raise CheckpointError(f"{file.path}: the key {architecture}.attention.head_count is missing or zero")
-    hidden = keys.need("embedding_length")
+    hidden, layers = keys.need("embedding_length"), keys.need("block_count")
+    embedding = tensors[_EMBEDDING]
+    if len(embedding.shape) != 2 or embedding.shape[1] != hidden or layers > len(tensors):
+        raise CheckpointError(
+            f"{file.path}: {layers} layers of width {hidden} do not fit {len(tensors)} tensors with "
+            f"{_EMBEDDING} of shape {list(embedding.shape)}; pull the model again"
+        )
     head_dim = keys.integer("attention.key_length") or keys.integer("rope.dimension_count") or hidden // heads
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": MODEL_TYPES.get(architecture, architecture),
         "hidden_size": hidden,
-        "num_hidden_layers": keys.need("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.same_for_all_layers("attention.head_count_kv") or heads,
         "head_dim": head_dim,
         "max_position_embeddings": keys.need("context_length"),
-        "vocab_size": tensors[_EMBEDDING].shape[0],
+        "vocab_size": embedding.shape[0],
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon") or 1e-5,
         "rope_theta": keys.number("rope.freq_base") or 10000.0,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "torch_dtype": "float16" if tensors[_EMBEDDING].type.name == "F16" else "bfloat16",
+        "torch_dtype": "float16" if embedding.type.name == "F16" else "bfloat16",
     }
     feed_forward = keys.same_for_all_layers("feed_forward_length")
     if feed_forward:
@@ -121,7 +138,7 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     special = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     for key, name in special.items():
         value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(value, int):
+        if isinstance(value, int) and value >= 0:
             config[key] = value
     _ADDITIONS[architecture](keys, config)
     return config
@@ -130,10 +147,10 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
 def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     """Begin and end tokens as `generation_config.json` has them; `eos_token_id` lists every end token of the file."""
     ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    found = list(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    found = list(dict.fromkeys(end for end in ends if isinstance(end, int) and end >= 0))
     config: dict[str, Any] = {"eos_token_id": found} if found else {}
     begin = file.metadata.get("tokenizer.ggml.bos_token_id")
-    if isinstance(begin, int):
+    if isinstance(begin, int) and begin >= 0:
         config["bos_token_id"] = begin
     return config
 
@@ -141,9 +158,11 @@ def generation_config_of(file: GGUFFile) -> dict[str, Any]:
 def _rope_scaling(keys: _Keys, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
-        if not factors.type.plain:
-            raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight is {factors.type.name}, expected numbers")
+        if factors.type.name not in ("F32", "F16"):
+            raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight is {factors.type.name}, expected F32")
         values = [float(value) for value in factors.dense().reshape(-1)]
+        if not all(math.isfinite(value) and value > 0 for value in values):
+            raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight holds unusable factors ({values[:4]}, …)")
         return {"rope_type": "llama3_factors", "factors": values}
     kind = keys.get("rope.scaling.type", str)
     factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear")
@@ -197,16 +216,15 @@ def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> N
     window = keys.integer("attention.sliding_window")
     if window:
         config["sliding_window"] = window
-    stored = keys.get("attention.sliding_window_pattern", (int, list))
+    key = "attention.sliding_window_pattern"
+    stored = keys.get(key, (int, list))
     layers = config["num_hidden_layers"]
     if isinstance(stored, list):
-        if len(stored) < layers:
-            raise CheckpointError(
-                f"{keys.path}: the sliding window pattern has {len(stored)} entries for {layers} layers"
-            )
+        if len(stored) < layers or not all(isinstance(flag, int) for flag in stored):
+            raise keys.unusable(key, stored)
         sliding = [bool(flag) for flag in stored[:layers]]
     else:
-        every = stored or pattern
+        every = keys.integer(key) or pattern
         config["sliding_window_pattern"] = every
         sliding = [(layer + 1) % every != 0 for layer in range(layers)]
     config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in sliding]

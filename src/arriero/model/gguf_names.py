@@ -6,6 +6,9 @@ import re
 
 import numpy as np
 
+from arriero.errors import CheckpointError
+from arriero.formats.mapped import REPAIR
+
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -72,12 +75,12 @@ def row_order(architecture: str, name: str, rows: int, heads: int, kv_heads: int
     """The rows of a GGUF tensor in Hugging Face's order, or None where both agree.
 
     Files of the `llama` architecture hold q and k with the two halves of each rotary pair side by side; we want the
-    first halves of a head before the second halves.
+    first halves of a head before the second halves. Raises CheckpointError for rows that are no whole heads.
     """
     match = _LAYER.match(name)
     if architecture != "llama" or not match or match[2] not in _ROTARY_PAIRS:
         return None
     count = heads if match[2] == "attn_q" else kv_heads
     if count <= 0 or rows % (2 * count):
-        return None
+        raise CheckpointError(f"tensor {name} has {rows} rows for {count} heads; {REPAIR}")
     return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(-1)
