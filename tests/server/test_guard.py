@@ -14,8 +14,17 @@ def client(*, host: str = "127.0.0.1:11434", listen: str = "127.0.0.1", origins:
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://localhost", "http://localhost:3000", "https://127.0.0.1:1", "http://0.0.0.0", "app://obsidian.md"]
-    + ["tauri://localhost", "vscode-webview://abc", "file://", "chrome-extension://xyz"],
+    [
+        "http://localhost",
+        "http://localhost:3000",
+        "https://127.0.0.1:1",
+        "http://0.0.0.0",
+        "app://obsidian.md",
+        "tauri://localhost",
+        "vscode-webview://abc",
+        "file://",
+        "chrome-extension://xyz",
+    ],
 )
 async def test_pages_of_this_machine_are_allowed_and_told_so(origin):
     async with client() as http:
@@ -57,8 +66,16 @@ async def test_a_preflight_is_answered_with_the_allowed_headers():
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("localhost:11434", 200), ("127.0.0.1", 200), ("[::1]:11434", 200), ("192.168.1.5", 200), ("box.local", 200)]
-    + [("evil.example", 403), ("8.8.8.8", 403), ("localhost.evil.example", 403)],
+    [
+        ("localhost:11434", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:11434", 200),
+        ("192.168.1.5", 200),
+        ("box.local", 200),
+        ("evil.example", 403),
+        ("8.8.8.8", 403),
+        ("localhost.evil.example", 403),
+    ],
 )
 async def test_on_loopback_only_hosts_of_this_machine_are_served(host, status):
     async with client() as http:

@@ -58,8 +58,14 @@ def test_what_is_not_a_json_object_is_a_400(body):
 
 @pytest.mark.parametrize(
     ("body", "place"),
-    [('{"model":5}', "model"), ('{"messages":{}}', "messages"), ('{"messages":[{"content":["x"]}]}', r"content")]
-    + [('{"top_logprobs":"3"}', "top_logprobs"), ('{"stream":"no"}', "stream"), ('{"options":[]}', "options")],
+    [
+        ('{"model":5}', "model"),
+        ('{"messages":{}}', "messages"),
+        ('{"messages":[{"content":["x"]}]}', r"content"),
+        ('{"top_logprobs":"3"}', "top_logprobs"),
+        ('{"stream":"no"}', "stream"),
+        ('{"options":[]}', "options"),
+    ],
 )
 def test_a_wrong_type_is_a_400_that_names_the_field(body, place):
     with pytest.raises(InvalidRequest, match=place):

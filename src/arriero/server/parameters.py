@@ -74,7 +74,7 @@ def settle(
 
 
 def _known(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored model's parameters without those that we don't know: it was made by another program, maybe a newer one."""
+    """A stored model's parameters without those that we don't know: another, maybe newer program may have made it."""
     for name in model:
         if name not in OPTIONS and name not in OBSOLETE:
             _warn(f"the model's parameter '{name}' is not known and has no effect")

@@ -1,6 +1,6 @@
 """Replies that come piece by piece, and work that ends when its client leaves.
 
-`while_connected` runs a coroutine beside a watch on the connection; a `Stream` sends whatever an async generator yields.
+`while_connected` runs a coroutine beside a watch on the connection; a `Stream` sends what an async generator yields.
 What a piece looks like on the wire (an NDJSON line, an SSE event) is the caller's. Generators are closed explicitly at
 every level: one that is left to the garbage collector would keep its row decoding meanwhile.
 """

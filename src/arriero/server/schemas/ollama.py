@@ -7,19 +7,21 @@ from typing import Any
 
 import msgspec
 
-
-class ToolFunction(msgspec.Struct, omit_defaults=True):
-    """A call's function; `arguments` is an object whose key order is kept."""
-
-    name: str
-    arguments: dict[str, Any] = {}
-    index: int | None = None
+from arriero.create import request as create
 
 
-class ToolCall(msgspec.Struct, omit_defaults=True):
-    """One tool call, in a request's history or in a reply."""
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function of a call in a request's history."""
 
-    function: ToolFunction
+    name: str = ""
+    arguments: dict[str, Any] | str = {}
+    """An object; the text of one, OpenAI's form, is taken too."""
+
+
+class PastCall(msgspec.Struct, kw_only=True):
+    """A tool call in a request's history."""
+
+    function: CalledFunction = msgspec.field(default_factory=CalledFunction)
     id: str = ""
 
 
@@ -30,7 +32,7 @@ class Message(msgspec.Struct, kw_only=True):
     content: str = ""
     thinking: str = ""
     images: list[str] = []
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[PastCall] = []
     tool_name: str = ""
     tool_call_id: str = ""
 
@@ -94,39 +96,29 @@ class CopyRequest(msgspec.Struct, kw_only=True):
     destination: str = ""
 
 
-class CreateRequest(msgspec.Struct, kw_only=True):
-    """POST /api/create."""
+class CreateRequest(create.CreateRequest, kw_only=True):
+    """POST /api/create: what `create` takes, and how to answer."""
 
-    model: str = ""
-    name: str = ""
     stream: bool = True
-    from_: str = msgspec.field(default="", name="from")
-    modelfile: str = ""
-    files: dict[str, str] = {}
-    adapters: dict[str, str] = {}
-    draft_files: dict[str, str] = {}
-    draft_quantize: str = ""
-    template: str = ""
-    system: str = ""
-    license: str | list[str] = ""
-    parameters: dict[str, Any] = {}
-    messages: list[Message] = []
-    renderer: str = ""
-    parser: str = ""
-    requires: str = ""
-    quantize: str = ""
-    quantization: str = ""
-    info: dict[str, Any] = {}
-    remote_host: str = ""
-    path: str = ""
-
-    @property
-    def wanted(self) -> str:
-        """The target's name, whichever field carried it."""
-        return self.model or self.name
 
 
 # --- replies
+
+
+class ToolFunction(msgspec.Struct, kw_only=True):
+    """A call's function; `arguments` is an object whose key order is kept."""
+
+    index: int
+    """Counts the calls of one reply from 0."""
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One tool call of a reply."""
+
+    id: str
+    function: ToolFunction
 
 
 class TopLogprob(msgspec.Struct, omit_defaults=True):
@@ -152,10 +144,11 @@ class ReplyMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[ToolCall] = []
 
 
-class Truncated(msgspec.Struct):
-    """What was left out of a chat to make it fit (ours; clients that don't know the field ignore it)."""
+class Truncated(msgspec.Struct, omit_defaults=True):
+    """What was left out to make a prompt fit (ours; clients that don't know the field ignore it)."""
 
-    dropped_messages: int
+    dropped_messages: int = 0
+    dropped_tokens: int = 0
 
 
 class DebugInfo(msgspec.Struct, omit_defaults=True):

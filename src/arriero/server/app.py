@@ -1,0 +1,106 @@
+"""The server put together: settings, store, scheduler and text cache; the routes; start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from arriero import __version__
+from arriero.errors import ArrieroError
+from arriero.scheduler import Scheduler
+from arriero.server.access import AccessLog
+from arriero.server.errors import arriero_error, http_error
+from arriero.server.guard import Guard, Origins
+from arriero.server.listen import bind
+from arriero.server.models import Models
+from arriero.server.routes import blobs, create, models, ollama, system
+from arriero.server.services import Services
+from arriero.settings import Settings
+from arriero.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 5
+"""Seconds that replies in flight have to end once the server is told to stop."""
+
+
+def create_app(settings: Settings, *, store: Store | None = None, scheduler: Scheduler | None = None) -> Starlette:
+    """The ASGI application; the scheduler (made here unless given) is closed, with its runners, when the app stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        services = Services(
+            settings=settings,
+            store=Store.from_settings(settings) if store is None else store,
+            models=Models(),
+            scheduler=Scheduler(settings) if scheduler is None else scheduler,
+        )
+        app.state.services = services
+        if not settings.no_prune:
+            await asyncio.to_thread(_prune, services.store)
+        try:
+            yield
+        finally:
+            await services.scheduler.close()
+
+    return Starlette(
+        routes=[*system.ROUTES, *models.ROUTES, *blobs.ROUTES, *create.ROUTES, *ollama.ROUTES],
+        middleware=[
+            Middleware(AccessLog),
+            Middleware(Guard, listen_host=settings.host, origins=Origins(settings.origins)),
+        ],
+        exception_handlers={ArrieroError: arriero_error, HTTPException: http_error},
+        lifespan=lifespan,
+    )
+
+
+def _prune(store: Store) -> None:
+    """A store that can't be cleaned can still be served."""
+    try:
+        removed = store.prune()
+    except (ArrieroError, OSError) as error:
+        log.warning("the model store was not cleaned: %s", error)
+    else:
+        if removed:
+            log.info("removed %d unused files from the model store", removed)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM, then end the runners; AddressInUse when the port is taken."""
+    logging.basicConfig(
+        level=logging.DEBUG if settings.debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    sock = bind(settings.host, settings.port)
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
+    log.info("arriero %s listens on http://%s:%d", __version__, shown, port)
+    # uvicorn hands a caught signal back to these handlers once it has shut down; the default ones would end the
+    # process with a signal's status although all went well.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(server_config(create_app(settings))).run(sockets=[sock])
+
+
+def server_config(app: Starlette) -> uvicorn.Config:
+    """How uvicorn runs the app (tests use it too)."""
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("Server", f"arriero/{__version__}")],
+        timeout_graceful_shutdown=_PATIENCE,
+        timeout_keep_alive=75,
+        ws="none",
+    )

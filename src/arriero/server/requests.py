@@ -1,0 +1,93 @@
+"""Checks that every generating request goes through, whatever API it came by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from arriero.chat.messages import Message, Think, Tool
+from arriero.durations import parse_keep_alive
+from arriero.errors import InvalidRequest, UnsupportedFeature
+from arriero.server.models import OpenModel
+
+log = logging.getLogger(__name__)
+
+_LEVELS = ("high", "medium", "low", "max")
+_THINK_WORDS = '"high", "medium", "low", "max", true, or false'
+
+
+def keep_alive_of(value: Any) -> float | None:
+    """Seconds of a `keep_alive` field; None = the server's default, or what the model was loaded with."""
+    return None if value is None else parse_keep_alive(value)
+
+
+def think_of(value: Any) -> Think:
+    """A `think` field, checked."""
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise InvalidRequest(f"think must be a boolean or string ({_THINK_WORDS})")
+    if value not in _LEVELS:
+        raise InvalidRequest(f'invalid think value: "{value}" (must be {_THINK_WORDS})')
+    return value  # type: ignore[return-value]  # one of the literals, by the line above
+
+
+def settle_think(model: OpenModel, think: Think) -> Think:
+    """What `think` means for a model: on when unset and the model can, refused when asked for and it can't."""
+    if model.can("thinking"):
+        return True if think is None else think
+    if think:
+        raise UnsupportedFeature(f'"{model.asked}" does not support thinking')
+    return None
+
+
+def check_format(value: Any) -> None:
+    """Refuse a `format`: an answer in another form would be worse than none."""
+    if value not in (None, ""):
+        raise UnsupportedFeature("format is not in this version: leave it out, and ask for JSON in the prompt")
+
+
+def check_images(model: OpenModel, count: int) -> None:
+    """Refuse images."""
+    if not count:
+        return
+    if "vision" in model.stored.capabilities:
+        raise UnsupportedFeature(f'images are not in this version, although "{model.asked}" could take them')
+    raise UnsupportedFeature(f'"{model.asked}" does not support images')
+
+
+def tools_of(model: OpenModel, definitions: Sequence[dict[str, Any]]) -> list[Tool]:
+    """The functions among the tools on offer; other kinds are skipped with a warning, as a client may send them to all.
+
+    Raises UnsupportedFeature for a model that can't call tools, InvalidRequest for a function without a name.
+    """
+    if not definitions:
+        return []
+    if not model.can("tools"):
+        name = model.stored.name
+        raise UnsupportedFeature(f"{name.host}/{name.namespace}/{name.model}:{name.tag} does not support tools")
+    tools = []
+    for index, definition in enumerate(definitions):
+        kind = definition.get("type") or "function"
+        if kind != "function":
+            log.warning("tools[%d] is a '%s'; only functions are offered to the model", index, kind)
+            continue
+        tool = Tool(definition)
+        if not tool.name:
+            raise InvalidRequest(f"tools[{index}].function.name is missing")
+        tools.append(tool)
+    return tools
+
+
+def opening(model: OpenModel, system: str | None, messages: Sequence[Message], history: bool = True) -> list[Message]:
+    """The messages that a model sees: system, its own MESSAGEs (unless `history` is False), then the request's.
+
+    `system` replaces the model's SYSTEM, '' leaves it out; None means the model's, unless the request's first message is
+    a system message itself.
+    """
+    if system is None and not (messages and messages[0].role == "system"):
+        system = model.stored.system
+    first = [Message(role="system", content=system)] if system else []
+    past = model.stored.messages if history else []
+    return [*first, *(Message(role=str(m.get("role", "")), content=str(m.get("content", ""))) for m in past), *messages]

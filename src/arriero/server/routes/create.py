@@ -1,0 +1,64 @@
+"""`/api/create`: a model from uploaded files or from another model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from arriero.create.create import create
+from arriero.errors import Cancelled
+from arriero.server.routes.replies import json_reply
+from arriero.server.schemas.ollama import CreateRequest
+from arriero.server.schemas.wire import read_request
+from arriero.server.services import services_of
+from arriero.server.stream import ndjson, while_connected
+from arriero.store.store import Store
+
+
+async def create_route(request: Request) -> Response:
+    """POST /api/create: statuses as they come, or only the last one."""
+    asked = await read_request(request, CreateRequest)
+    statuses = _statuses(services_of(request).store, asked)
+    if asked.stream:
+        return ndjson(statuses)
+    return json_reply(await while_connected(request.receive, _last(statuses)))
+
+
+async def _statuses(store: Store, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
+    """What `create` reports from its thread; closing the generator ends the import, which then leaves nothing."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    left = threading.Event()
+
+    def report(status: dict[str, Any]) -> None:
+        if left.is_set():
+            raise Cancelled("the client left during the import")
+        loop.call_soon_threadsafe(queue.put_nowait, status)
+
+    work = asyncio.create_task(asyncio.to_thread(create, store, asked, report))
+    work.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (status := await queue.get()) is not None:
+            yield status
+        await work
+    finally:
+        left.set()
+        await asyncio.wait((work,))
+
+
+async def _last(statuses: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    status: dict[str, Any] = {}
+    async with aclosing(statuses):
+        async for status in statuses:  # noqa: B007  (only the last one counts)
+            continue
+    return status
+
+
+ROUTES = [Route("/api/create", create_route, methods=["POST"])]

@@ -1,0 +1,32 @@
+"""What every route works with, made once per server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from arriero.settings import Settings
+
+if TYPE_CHECKING:
+    from arriero.scheduler import Scheduler
+    from arriero.server.models import Models
+    from arriero.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Settings, the store, the models opened for their text, and the scheduler of runners."""
+
+    settings: Settings
+    store: Store
+    models: Models
+    scheduler: Scheduler
+
+
+def services_of(request: Request) -> Services:
+    """The services of the app that handles a request."""
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services

@@ -1,0 +1,118 @@
+"""From the tokens of a reply to its events: text, thoughts, calls, each with the log-probabilities that belong to it.
+
+The result, folded together, doesn't depend on how the tokens arrive. Refuses to know runners and wire formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from arriero.chat.messages import ToolCall
+from arriero.chat.parsers.events import Content, Event, Parser, Thinking
+from arriero.chat.text import StopStrings, StreamDecoder
+from arriero.chat.tokenizer import Tokenizer
+from arriero.runner.messages import TokenLogprob
+
+
+class Likelihood(msgspec.Struct, frozen=True):
+    """A token's exact bytes and its log-probability."""
+
+    data: bytes
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """A generated token and the likeliest tokens at its place."""
+
+    chosen: Likelihood
+    top: list[Likelihood] = []
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the reply: content, or a thought, or calls, or nothing but log-probabilities."""
+
+    content: str = ""
+    thinking: str = ""
+    tool_calls: list[ToolCall] = []
+    logprobs: list[Logprob] = []
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool]:
+        """Equal for pieces that can be joined without changing an order."""
+        return (bool(self.content), bool(self.thinking), bool(self.tool_calls))
+
+
+class Transcript:
+    """One reply as it is generated."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: Parser, stops: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopStrings(stops)
+        self._parser = parser
+        self._decoded = self._passed = 0
+        self._waiting: list[tuple[int, Logprob]] = []
+        """Log-probabilities whose text may still be cut off, with the place where that text starts."""
+        self._ready: list[Logprob] = []
+        """Log-probabilities whose text is in the parser's hands: they go out with the next event."""
+        self.tokens: list[int] = []
+        """Every token of the reply, in order."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found: nothing more will come out, and nothing more need be generated."""
+        return self._stops.stopped is not None
+
+    def feed(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        """The events that one more token completes."""
+        if self.stopped:
+            return []
+        self.tokens.append(token)
+        if logprob is not None:
+            self._waiting.append((self._decoded, self._describe(token, logprob)))
+        text = self._decoder.feed((token,))
+        self._decoded += len(text)
+        return self._pass(self._stops.feed(text))
+
+    def finish(self) -> list[Delta]:
+        """The events that the end of the reply completes: all that was held back."""
+        deltas = []
+        if not self.stopped:
+            deltas = self._pass(self._stops.feed(self._decoder.flush()))
+        if not self.stopped:
+            deltas += self._pass(self._stops.flush())
+            self._ready += [logprob for _, logprob in self._waiting]
+        self._waiting.clear()
+        deltas += self._deltas(self._parser.flush())
+        if self._ready:
+            deltas.append(Delta(logprobs=self._ready))
+            self._ready = []
+        return deltas
+
+    def _pass(self, text: str) -> list[Delta]:
+        """Hand text on to the parser, and release the log-probabilities of the tokens that it holds."""
+        self._passed += len(text)
+        while self._waiting and self._waiting[0][0] < self._passed:
+            self._ready.append(self._waiting.pop(0)[1])
+        return self._deltas(self._parser.feed(text)) if text else []
+
+    def _deltas(self, events: list[Event]) -> list[Delta]:
+        """The parser's events, the first with all log-probabilities that wait for one."""
+        deltas = []
+        for event in events:
+            logprobs, self._ready = self._ready, []
+            if isinstance(event, Content):
+                deltas.append(Delta(content=event.text, logprobs=logprobs))
+            elif isinstance(event, Thinking):
+                deltas.append(Delta(thinking=event.text, logprobs=logprobs))
+            else:
+                deltas.append(Delta(tool_calls=[event.call], logprobs=logprobs))
+        return deltas
+
+    def _describe(self, token: int, logprob: TokenLogprob) -> Logprob:
+        data = self._tokenizer.token_bytes
+        return Logprob(
+            Likelihood(data(token), logprob.logprob), [Likelihood(data(index), value) for index, value in logprob.top]
+        )
