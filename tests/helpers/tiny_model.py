@@ -86,15 +86,3 @@ class TinyModel:
         for block in self.blocks:
             yield from block
 
-
-def plain_decode(model: TinyModel, prompt: list[int], count: int) -> list[int]:
-    """`count` greedy tokens by the plainest loop: whole prompt, then one token at a time, no engine."""
-    from arriero.model.contract import Span
-
-    caches, tokens, position, out = model.new_caches(), list(prompt), 0, []
-    for _ in range(count):
-        hidden = model.forward(Batch(mx.array(tokens), [Span(0, len(tokens), position, caches)])).final
-        position += len(tokens)
-        tokens = [int(mx.argmax(model.logits(hidden[-1:])).item())]
-        out += tokens
-    return out
