@@ -39,10 +39,10 @@ class MemoryCheckpoint:
     def quantized(
         self, how: Quantization, names: str = "_proj.weight", scales: mx.Dtype | None = None
     ) -> MemoryCheckpoint:
-        """Every matrix whose name ends in `names` packed."""
+        """Every matrix whose name ends in `names` packed, where its width takes the groups."""
         packed: dict[str, mx.array | Weight] = {}
         for name, value in self.tensors.items():
-            packed[name] = quantize(value, how, scales) if name.endswith(names) and _matrix(value) else value
+            packed[name] = quantize(value, how, scales) if name.endswith(names) and _fits(value, how) else value
         return MemoryCheckpoint(self.config, packed, self.dialect)
 
     def dequantized(self) -> MemoryCheckpoint:
@@ -102,5 +102,6 @@ def dequantize(weight: Weight) -> mx.array:
     return values
 
 
-def _matrix(value: mx.array | Weight) -> bool:
-    return isinstance(value, mx.array) and value.ndim == 2 and value.shape[-1] % 32 == 0
+def _fits(value: mx.array | Weight, how: Quantization) -> bool:
+    # MLX's CPU encoder of nvfp4 wants multiples of 32 although groups hold 16.
+    return isinstance(value, mx.array) and value.ndim == 2 and value.shape[-1] % max(32, how.group_size) == 0
