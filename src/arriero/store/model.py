@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from arriero.errors import CheckpointError, NotFound, StoreError, UnsupportedFeature
-from arriero.formats.gguf import GGUFFile
+from arriero.formats.gguf import GGUFFile, Metadata
 from arriero.source import GGUFSource, LayersSource, ModelSource
 from arriero.store import manifests
 from arriero.store.blobs import Blobs
@@ -168,7 +167,7 @@ class StoredModel:
         return jinja_of(self.json_file("tokenizer_config.json"))
 
     @cached_property
-    def gguf_metadata(self) -> Mapping[str, Any]:
+    def gguf_metadata(self) -> Metadata:
         """Every key of the (first) GGUF file's header; raises StoreError."""
         try:
             return GGUFFile(self.path(self.manifest.of(manifests.MODEL)[0])).metadata
