@@ -1,5 +1,8 @@
 #include <cmath>
 #include <cstring>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "kernels.h"
 #include "pool.h"

@@ -38,7 +38,7 @@ Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::arr
   if (!is_float(x.dtype())) bad(f, "x must be float32, float16 or bfloat16");
   if (x.ndim() < 1 || w.ndim() != lead + 2 || w.dtype() != mx::uint32)
     bad(f, "w must be uint32 with " + std::to_string(lead + 2) + " axes");
-  const int K = x.shape(-1), N = w.shape(-2);
+  const int K = x.shape(-1);
   if (K % group || (long long)w.shape(-1) * 32 != (long long)K * bits) bad(f, "x and w disagree about the inner size");
   if ((format == AFFINE) != biases.has_value()) bad(f, "biases go with mode 'affine', and only with it");
   auto shape = w.shape();
@@ -46,7 +46,6 @@ Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::arr
   if (scales.shape() != shape || (biases && biases->shape() != shape)) bad(f, "scales or biases have the wrong shape");
   if (format == AFFINE ? !is_float(scales.dtype()) || scales.dtype() != biases->dtype() : scales.dtype() != mx::uint8)
     bad(f, "scales (and biases) have the wrong dtype");
-  if ((long long)N * K < 0) bad(f, "too large");
   return {format, bits, group, exact};
 }
 Product make(const Quant& q, const Arrays& in, const mx::array& out) {
@@ -145,7 +144,11 @@ mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& sc
   Arrays in{x, w, scales};
   if (biases) in.push_back(*biases);
   in.push_back(mx::astype(indices, mx::int32, cpu_stream()));
-  if (global_scale) in.push_back(as_scale("gather_qmm", *global_scale, w.shape(0)));
+  if (global_scale) {
+    auto g = *global_scale;
+    if (g.size() == 1) g = mx::broadcast_to(mx::reshape(g, {1}, cpu_stream()), {w.shape(0)}, cpu_stream());
+    in.push_back(as_scale("gather_qmm", g, w.shape(0)));
+  }
   return experts_call("gather_qmm", x, w, std::move(in), q, indices, global_scale.has_value());
 }
 

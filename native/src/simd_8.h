@@ -150,6 +150,12 @@ struct Ctx {
 static inline VI bytes_to_int(const uint8_t* w) {
 #if defined(__AVX2__)
   return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)w));
+#elif defined(__SSE2__)  // where the compiler's own conversion goes through scalars
+  const __m128i z = _mm_setzero_si128(), h = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)w), z);
+  const __m128i part[2] = {_mm_unpacklo_epi16(h, z), _mm_unpackhi_epi16(h, z)};
+  VI r;
+  std::memcpy(&r, part, 32);
+  return r;
 #else
   typedef uint8_t B __attribute__((vector_size(8)));
   B b;

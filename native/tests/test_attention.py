@@ -1,9 +1,9 @@
+import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
-import arriero_cpu as cpu
+from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
 
 def reference(q, k, v, *, scale, count, position, base=0, window=None, softcap=None, sinks=None, causal=True):
@@ -93,9 +93,7 @@ def test_a_query_does_not_depend_on_its_call(rng, dtype, dim, window):
     whole = cpu.attention(q, [k], [v], lengths=[total], counts=[total], positions=[0], **kind)
     for start, n in ((0, 1), (255, 1), (256, 1), (599, 1), (250, 2), (510, 5), (100, 9), (37, 130), (0, 300)):
         for count in (start + n, total):
-            part = cpu.attention(
-                q[start : start + n], [k], [v], lengths=[n], counts=[count], positions=[start], **kind
-            )
+            part = cpu.attention(q[start : start + n], [k], [v], lengths=[n], counts=[count], positions=[start], **kind)
             assert same(part, whole[start : start + n]), (start, n, count)
     if window:
         for start, n in ((599, 1), (570, 30)):
@@ -122,6 +120,7 @@ def test_strided_caches_and_garbage_behind_the_count(rng):
     assert same(cpu.attention(q, token_first[:1], token_first[1:], **kind), want)
     last = [mx.contiguous(a.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2) for a in (k, v)]
     assert same(cpu.attention(q, last[:1], last[1:], **kind), want)
+    assert same(cpu.attention(q, [k[:, :, :290]], [v[:, :, :290]], scale=0.125, lengths=[3], positions=[287]), want)
     dirty = [mx.concatenate([a[:, :, :290], mx.full((1, 2, 10, 64), np.nan)], axis=2) for a in (k, v)]
     assert same(cpu.attention(q, dirty[:1], dirty[1:], **kind), want)
     strided = mx.contiguous(q.transpose(2, 1, 0)).transpose(2, 1, 0)
@@ -135,9 +134,7 @@ def test_non_finite_values_come_through(rng):
     for rows, at in ((slice(0, 3), 1), (slice(1, 2), 0)):
         n = rows.stop - rows.start
         y = f64(
-            cpu.attention(
-                mx.array(q[rows]), [k], [v], scale=1.0, lengths=[n], counts=[40], positions=[37 + rows.start]
-            )
+            cpu.attention(mx.array(q[rows]), [k], [v], scale=1.0, lengths=[n], counts=[40], positions=[37 + rows.start])
         )
         assert np.isnan(y[at, 0]).all()
         assert np.isfinite(y[at, 1]).all()
@@ -149,11 +146,10 @@ def test_empty_and_refused(rng):
     assert y.shape == (0, 4, 64)
     y = cpu.attention(normal(rng, 1, 4, 64), [k], [k], scale=1.0, lengths=[1], counts=[0], positions=[0])
     assert not f64(y).any()
+    good = {"scale": 1.0, "lengths": [1], "counts": [1], "positions": [0]}
     for change in ({"counts": [17]}, {"lengths": [2]}, {"positions": [0, 1]}, {"positions": [-1]}):
         with pytest.raises(ValueError, match="arriero_cpu"):
-            cpu.attention(
-                normal(rng, 1, 4, 64), [k], [k], **({"scale": 1.0, "lengths": [1], "counts": [1], "positions": [0]} | change)
-            )
+            cpu.attention(normal(rng, 1, 4, 64), [k], [k], **(good | change))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

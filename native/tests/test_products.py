@@ -1,9 +1,9 @@
+import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
-import arriero_cpu as cpu
+from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
 FORMATS = [("affine", b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)]
 FORMATS += [("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32)]
@@ -40,7 +40,7 @@ def test_quantised(rng, fmt, dtype):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_quantised_row_does_not_depend_on_its_batch(rng, fmt, dtype):
     mode, bits, group = fmt
-    q, w = quantise(rng, 70, 640, mode, bits, group)
+    q, _ = quantise(rng, 70, 640, mode, bits, group)
     x = normal(rng, 270, 640, dtype=dtype)
     kind = {"group_size": group, "bits": bits, "mode": mode}
     whole = cpu.quantized_matmul(x, *q, **kind)
@@ -99,7 +99,7 @@ def test_odd_number_of_nvfp4_groups(rng):
         assert error(fast, f64(x) @ w.T) < 2e-2
 
 
-@pytest.mark.parametrize("mode,bits,group", [("affine", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)])
+@pytest.mark.parametrize(("mode", "bits", "group"), [("affine", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)])
 def test_global_scale(rng, mode, bits, group):
     q, w = quantise(rng, 24, 128, mode, bits, group)
     x = normal(rng, 6, 128)
@@ -122,6 +122,13 @@ def test_non_finite_activations_come_through(rng, value, dtype, exact):
         assert not np.isfinite(y[hit]).any()
         assert np.isfinite(np.delete(y, hit, axis=0)).all()
         assert not np.isfinite(f64(cpu.matmul(rows, mx.ones((3, 128))))[hit]).any()
+
+
+def test_many_rows_of_the_fast_setting(rng):
+    q, w = quantise(rng, 40, 192, "affine", 4, 64)
+    x = normal(rng, 1100, 192, dtype=mx.bfloat16)
+    y = cpu.quantized_matmul(x, *q, group_size=64, bits=4, exact=False)
+    assert error(y, f64(x) @ w.T) < 2e-2
 
 
 def test_shapes_strides_and_sizes(rng):
@@ -168,7 +175,7 @@ def test_refusals(rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("mode,bits,group", [("affine", 4, 32), ("nvfp4", 4, 16)])
+@pytest.mark.parametrize(("mode", "bits", "group"), [("affine", 4, 32), ("nvfp4", 4, 16)])
 def test_experts(rng, dtype, mode, bits, group):
     experts, n, k = 5, 20, 128
     parts = [quantise(rng, n, k, mode, bits, group) for _ in range(experts)]
@@ -184,6 +191,11 @@ def test_experts(rng, dtype, mode, bits, group):
         assert error(y.reshape(-1, n), want.reshape(-1, n)) < TOLERANCE[dtype]
         one = cpu.quantized_matmul(x[4:5], *(a[int(index.flat[4 * (index.ndim * 2 - 1)])] for a in q), **kind)
         assert same(cpu.gather_qmm(x, *q, indices=mx.array(index), **kind).reshape(31, -1, n)[4, :1], one)
+        halved = cpu.gather_qmm(x, *q, indices=mx.array(index), global_scale=0.5, **kind)
+        assert same(halved, cpu.gather_qmm(x, *q, indices=mx.array(index), global_scale=mx.full((5,), 0.5), **kind))
+        fast = cpu.gather_qmm(x, *q, indices=mx.array(index), exact=False, **kind)
+        want = np.einsum("tk,t...nk->t...n", f64(x), w[index])
+        assert error(fast.reshape(-1, n), want.reshape(-1, n)) < 2e-2
         dense = mx.array(w.astype(np.float32))
         y = cpu.gather_mm(x, dense, mx.array(index))
         want = np.einsum("tk,t...nk->t...n", f64(x), w[index])

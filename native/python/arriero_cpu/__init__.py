@@ -7,7 +7,7 @@ not the one this package was built for; :func:`probe` says so in plain words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -23,11 +23,13 @@ class _Missing:
         raise ImportError(f"arriero-cpu's native module does not load: {self._error}") from self._error
 
 
-_native: Any
-try:
-    from . import _native  # type: ignore[no-redef]
-except ImportError as error:  # an old wheel beside a new mlx: probe() must still be there to say so
-    _native = _Missing(error)
+if TYPE_CHECKING:
+    from . import _native
+else:
+    try:
+        from . import _native
+    except ImportError as error:  # an old wheel beside a new mlx: probe() must still be there to say so
+        _native = _Missing(error)
 
 __all__ = [
     "add_rms_norm",
@@ -93,14 +95,15 @@ def gather_qmm(
     group_size: int,
     bits: int,
     mode: str = "affine",
-    global_scale: mx.array | None = None,
+    global_scale: mx.array | float | None = None,
     exact: bool = True,
 ) -> mx.array:
     """Each row of ``x`` [T, K] times the weights of its experts: ``w`` [E, N, packed], ``indices`` [T] or [T, k].
 
-    Returns [T, N] or [T, k, N]. ``global_scale`` holds one float per expert. An index outside the experts gives zeros.
+    Returns [T, N] or [T, k, N]. ``global_scale`` is a float, or holds one per expert. An index outside the experts
+    gives zeros.
     """
-    return _native.gather_qmm(x, w, scales, biases, indices, group_size, bits, mode, global_scale, exact)
+    return _native.gather_qmm(x, w, scales, biases, indices, group_size, bits, mode, _scale(global_scale), exact)
 
 
 def gather_mm(x: mx.array, w: mx.array, indices: mx.array) -> mx.array:
@@ -120,8 +123,8 @@ def attention(
     *,
     scale: float,
     lengths: Sequence[int],
-    counts: Sequence[int],
     positions: Sequence[int],
+    counts: Sequence[int] | None = None,
     bases: Sequence[int] | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -131,10 +134,10 @@ def attention(
     """Attention of packed rows, each span over its own cache; returns [T, Hq, Dv] in ``q``'s dtype.
 
     ``q`` is [T, Hq, D]: ``lengths[i]`` rows belong to span ``i``, whose first query stands at absolute position
-    ``positions[i]``. ``keys[i]`` and ``values[i]`` are [1, Hkv, cap, D]; their first ``counts[i]`` tokens are in use
-    and begin at absolute position ``bases[i]`` (default 0). A query sees the keys up to its own position, with
-    ``window`` only the last ``window`` of them (itself included). ``softcap`` c turns a score s into c * tanh(s / c);
-    ``sinks`` holds one extra logit per query head. A query that sees no key yields zeros.
+    ``positions[i]``. ``keys[i]`` and ``values[i]`` are [1, Hkv, cap, D]; their first ``counts[i]`` tokens (default:
+    all) are in use and begin at absolute position ``bases[i]`` (default 0). A query sees the keys up to its own
+    position, with ``window`` only the last ``window`` of them (itself included). ``softcap`` c turns a score s into
+    c * tanh(s / c); ``sinks`` holds one extra logit per query head. A query that sees no key yields zeros.
     """
     return _native.attention(
         q,
@@ -142,7 +145,7 @@ def attention(
         list(values),
         scale,
         list(lengths),
-        list(counts),
+        [k.shape[2] for k in keys] if counts is None else list(counts),
         list(positions),
         None if bases is None else list(bases),
         window,
@@ -232,13 +235,14 @@ def set_spin_us(us: int) -> None:
 
 def probe() -> str:
     """Runs one small operation and returns the instruction set's name; raises ``RuntimeError`` where it cannot run."""
-    if mx.__version__ != built_for_mlx:
+    installed = getattr(mx, "__version__", "of an unknown version")
+    if installed != built_for_mlx:
         raise RuntimeError(
-            f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {mx.__version__} is installed"
+            f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {installed} is installed"
         )
     try:
         x = mx.array([[1.0, 2.0, 3.0]])
-        value = float(matmul(x, x).item())
+        value = matmul(x, x).item()
     except ImportError as error:
         raise RuntimeError(str(error)) from error
     except TypeError as error:
