@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from arriero.chat.files import TextFiles
 from arriero.chat.fim import FimTokens
-from arriero.chat.messages import Conversation, Think
+from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.passthrough import PassthroughParser
 from arriero.chat.parsers.thinking import ThinkingParser
@@ -18,10 +20,13 @@ from arriero.chat.stops import token_content
 from arriero.chat.templates import ChatTemplates
 from arriero.chat.tokenizer import Tokenizer
 from arriero.chat.truncation import Truncated, truncate
-from arriero.errors import UnsupportedFeature
+from arriero.errors import TemplateError, UnsupportedFeature
 from arriero.source import ModelSource
 
+log = logging.getLogger(__name__)
+
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+_PROBE_FUNCTION = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
 _EMBEDDERS = re.compile(r"Embedding|Bert|SentenceTransformer")
 
 
@@ -43,6 +48,7 @@ class ModelText:
         if templates.default is not None or templates.error is not None:
             self.renderer = JinjaRenderer(templates, self._names, control)
         self._control = control
+        self._prompt_ends: dict[tuple[Think, bool], str] = {}
 
     @classmethod
     def open(cls, source: ModelSource, template: str | None = None) -> ModelText:
@@ -72,24 +78,18 @@ class ModelText:
             renderer = JinjaRenderer(templates, self._names, self._control)
         return renderer.render(conversation, add_generation_prompt=add_generation_prompt, think=think)
 
-    def encode_prompt(self, prompt: Prompt | str) -> list[int]:
+    def encode(self, prompt: Prompt | str) -> list[int]:
         """Token ids of a rendered prompt (a string counts as text with control tokens).
 
         Raises UnsupportedFeature for images: their places are filled by the family's own code.
         """
         segments: list[Text | Image] = [Text(prompt)] if isinstance(prompt, str) else prompt.segments
         ids: list[int] = []
-        for index, segment in enumerate(segments):
+        for segment in segments or [Text("")]:
             if isinstance(segment, Image):
                 raise UnsupportedFeature("this model does not take images")
-            ids += self.tokenizer.encode(segment.text, add_bos=index == 0, special=segment.control)
-        if not segments:
-            ids = self.tokenizer.encode("")
+            ids += self.tokenizer.encode(segment.text, add_bos=not ids, special=segment.control)
         return ids
-
-    def encode(self, conversation: Conversation, *, think: Think = None) -> list[int]:
-        """Render and tokenize, ready for generation."""
-        return self.encode_prompt(self.render(conversation, think=think))
 
     def boundaries(self, ids: list[int]) -> list[int]:
         """Offsets in a prompt just after each end of a turn: where a later prompt is likely to differ."""
@@ -106,12 +106,31 @@ class ModelText:
 
     def truncate(self, conversation: Conversation, limit: int, *, think: Think = None) -> Truncated:
         """Leave out the oldest exchanges until the prompt fits `limit` tokens; see `truncation.truncate`."""
-        return truncate(conversation, limit, lambda shorter: self.encode(shorter, think=think))
+        return truncate(conversation, limit, lambda shorter: self.encode(self.render(shorter, think=think)))
 
-    def parser(self, prompt: str) -> Parser:
-        """A fresh parser for a reply to this prompt."""
+    def parser(self, prompt: str | None = None, *, think: Think = None, tools: Sequence[Tool] = ()) -> Parser:
+        """A fresh parser for a reply.
+
+        `prompt` is what was rendered, for templates that open the block of thinking themselves; without it, what the
+        template writes with these `think` and `tools` for a short question counts.
+        """
         tags = self._thinking_tags()
-        return PassthroughParser() if tags is None else ThinkingParser(prompt, opening=tags[0], closing=tags[1])
+        if tags is None:
+            return PassthroughParser()
+        if prompt is None:
+            prompt = self._prompt_end(think, bool(tools))
+        return ThinkingParser(prompt, opening=tags[0], closing=tags[1])
+
+    def _prompt_end(self, think: Think, tools: bool) -> str:
+        if (think, tools) not in self._prompt_ends:
+            offered = [Tool({"type": "function", "function": _PROBE_FUNCTION})] if tools else []
+            question = Conversation(messages=[Message(role="user", content="Salve")], tools=offered)
+            try:
+                self._prompt_ends[think, tools] = self.render(question, think=think).text[-64:]
+            except TemplateError as error:
+                log.warning("the template can't render a short question: %s", error)
+                self._prompt_ends[think, tools] = ""
+        return self._prompt_ends[think, tools]
 
     def _thinking_tags(self) -> tuple[str, str] | None:
         source = self.templates.sources
