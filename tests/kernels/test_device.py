@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import pytest
 
 from arriero.kernels import device
+from arriero.kernels.activation import geglu_graph, softcap, swiglu_graph
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,27 @@ def test_a_device_that_is_not_the_cpu_never_uses_it(monkeypatch: pytest.MonkeyPa
     pretend(monkeypatch, lambda: "avx2")
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     assert device.native() is None
+
+
+@pytest.mark.skipif(device.on_cpu() and shutil.which("g++") is None, reason="MLX compiles for the CPU with g++")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_compiled_functions_give_the_same_values_for_any_shape(
+    monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype
+) -> None:
+    functions: list[Callable[[mx.array], mx.array]] = [
+        lambda x: swiglu_graph(x, x),
+        lambda x: geglu_graph(x, x),
+        lambda x: geglu_graph(x, x, tanh=False),
+        lambda x: softcap(x, 2.0),
+        lambda x: softcap(x, 3.0),
+    ]
+    inputs = [mx.random.normal(shape, key=mx.random.key(0)).astype(dtype) for shape in [(3, 8), (5, 2, 7)]]
+    plain = [f(x) for f in functions for x in inputs]
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    compiled = [f(x) for f in functions for x in inputs]
+    for a, b in zip(plain, compiled, strict=True):
+        assert a.dtype == b.dtype == dtype
+        assert mx.allclose(a.astype(mx.float32), b.astype(mx.float32), rtol=1e-2 if dtype == mx.bfloat16 else 1e-5)
 
 
 def test_on_cpu_follows_the_default_device() -> None:

@@ -69,6 +69,7 @@ class TestQuantized:
         assert model.logits(hidden).dtype == mx.bfloat16
 
 
+@pytest.mark.usefixtures("kernels")
 def test_prompts_longer_than_the_sorting_threshold_keep_their_bits() -> None:
     model = load_model(golden("qwen3_moe").typed(), mx.float32)
     prompt = (ids("qwen3_moe") * 3)[:100]
@@ -77,6 +78,7 @@ def test_prompts_longer_than_the_sorting_threshold_keep_their_bits() -> None:
         np.testing.assert_array_equal(chunked(model, prompt, (size,)), expected)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_prompts_longer_than_a_step_of_the_caches_keep_their_bits() -> None:
     for name in ("gemma3", "mistral_window"):
         model = load_model(golden(name).typed(), mx.float32)

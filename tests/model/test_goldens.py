@@ -95,5 +95,15 @@ def test_bf16_stays_close_and_stays_bf16(name: str, golden: tuple[list[int], np.
     assert np.sqrt(np.mean(error**2)) < BF16_ERROR * np.sqrt(np.mean(logits**2))
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_on_the_cpu_chunks_keep_their_bits_in_sixteen_bits_too(
+    name: str, golden: tuple[list[int], np.ndarray], dtype: mx.Dtype
+) -> None:
+    model, (ids, _) = load_model(open_golden(name), dtype), golden
+    expected = whole(model, ids)
+    np.testing.assert_array_equal(chunked(model, ids, (1, 7, 3)), expected)
+    np.testing.assert_array_equal(packed(model, [ids[:5], ids])[1], expected)
+
+
 def test_goldens_are_small(name: str) -> None:
     assert sum(file.stat().st_size for file in (GOLDENS / name).iterdir()) < 300_000

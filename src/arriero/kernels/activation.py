@@ -17,6 +17,7 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return swiglu_graph(gate, up) if native is None else native.swiglu(gate, up)
 
 
+@device.fused
 def swiglu_graph(gate: mx.array, up: mx.array) -> mx.array:
     """Plain MLX."""
     g = gate.astype(mx.float32)
@@ -29,6 +30,7 @@ def geglu(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
     return geglu_graph(gate, up, tanh=tanh) if native is None or not tanh else native.geglu(gate, up)
 
 
+@device.fused
 def geglu_graph(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
     """Plain MLX."""
     g = gate.astype(mx.float32)
@@ -39,6 +41,7 @@ def geglu_graph(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
     return (0.5 * g * inner * up.astype(mx.float32)).astype(gate.dtype)
 
 
+@device.fused
 def softcap(x: mx.array, cap: float) -> mx.array:
     """`cap · tanh(x / cap)`."""
     return (mx.tanh(x.astype(mx.float32) / cap) * cap).astype(x.dtype)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from importlib.metadata import version
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, cast
 
 import mlx.core as mx
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 EXTENSION = "arriero_cpu"
 
@@ -81,6 +83,20 @@ def cpu_extension() -> CpuKernels | None:
 def native() -> CpuKernels | None:
     """The extension when operations run on the CPU, None on other devices."""
     return cpu_extension() if on_cpu() else None
+
+
+def fused(function: Callable[P, mx.array]) -> Callable[P, mx.array]:
+    """An element-wise function, compiled into one kernel on GPUs and run operation by operation on the CPU.
+
+    Compiled CPU code may round otherwise for another number of rows; operations of their own don't.
+    """
+    compiled: Callable[P, mx.array] = mx.compile(function, shapeless=True)
+
+    @wraps(function)
+    def choose(*args: P.args, **kwargs: P.kwargs) -> mx.array:
+        return function(*args, **kwargs) if on_cpu() else compiled(*args, **kwargs)
+
+    return choose
 
 
 def _warn(error: Exception) -> None:
