@@ -1,7 +1,7 @@
 """A scripted runner whose replies stand in the prompts: the byte tokenizer's ids are read back as text.
 
-A prompt that holds `@@{…}@@text` is answered with `text` in the manner of the JSON object (fields of `Reply`); others get
-the script's replies.
+A prompt that holds `@@{…}@@text` is answered with `text` in the manner of the JSON object (fields of `Reply`); others
+get the script's replies.
 """
 
 from __future__ import annotations

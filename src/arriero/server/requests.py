@@ -83,8 +83,8 @@ def tools_of(model: OpenModel, definitions: Sequence[dict[str, Any]]) -> list[To
 def opening(model: OpenModel, system: str | None, messages: Sequence[Message], history: bool = True) -> list[Message]:
     """The messages that a model sees: system, its own MESSAGEs (unless `history` is False), then the request's.
 
-    `system` replaces the model's SYSTEM, '' leaves it out; None means the model's, unless the request's first message is
-    a system message itself.
+    `system` replaces the model's SYSTEM, '' leaves it out; None means the model's, unless the request's first message
+    is a system message itself.
     """
     if system is None and not (messages and messages[0].role == "system"):
         system = model.stored.system

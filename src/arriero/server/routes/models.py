@@ -141,15 +141,15 @@ def _loaded(model: LoadedModel, stored: StoredModel | None) -> dict[str, Any]:
 async def copy(request: Request) -> Response:
     """POST /api/copy."""
     asked = await read_request(request, CopyRequest)
-    source = _name("source", asked.source)
-    destination = _name("destination", asked.destination)
-    await asyncio.to_thread(services_of(request).store.copy, source, destination)
+    _check_name("source", asked.source)
+    _check_name("destination", asked.destination)
+    await asyncio.to_thread(services_of(request).store.copy, asked.source, asked.destination)
     return Response()
 
 
-def _name(field: str, text: str) -> Name:
+def _check_name(field: str, text: str) -> None:
     try:
-        return Name.parse(text)
+        Name.parse(text)
     except InvalidRequest as error:
         raise InvalidRequest(f'{field} "{text}" is invalid: {error}') from None
 
@@ -159,7 +159,8 @@ async def delete(request: Request) -> Response:
     services = services_of(request)
     asked = await read_request(request, ModelRequest)
     name = asked.wanted
-    model = await asyncio.to_thread(services.store.get, _name("name", name))
+    _check_name("name", name)
+    model = await asyncio.to_thread(services.store.get, name)
     await asyncio.to_thread(services.store.delete, name)
     if all(other.digest != model.digest for other in await asyncio.to_thread(services.store.list)):
         await asyncio.shield(services.scheduler.unload(model.digest))
