@@ -111,6 +111,8 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
             f"{_EMBEDDING} of shape {list(embedding.shape)}; pull the model again"
         )
     head_dim = keys.integer("attention.key_length") or keys.integer("rope.dimension_count") or hidden // heads
+    if not head_dim:
+        raise CheckpointError(f"{file.path}: {heads} heads do not fit a width of {hidden}; pull the model again")
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": MODEL_TYPES.get(architecture, architecture),
