@@ -43,13 +43,18 @@ static inline bool any_above(V a, V limit) {
   return r != 0;
 }
 
+#if defined(__aarch64__)
+typedef __fp16 Half;
+#else
+typedef _Float16 Half;
+#endif
 static inline float half_to_float(uint16_t h) {
-  _Float16 x;
+  Half x;
   std::memcpy(&x, &h, 2);
   return (float)x;
 }
 static inline uint16_t float_to_half(float f) {
-  const _Float16 x = (_Float16)f;
+  const Half x = (Half)f;
   uint16_t h;
   std::memcpy(&h, &x, 2);
   return h;
@@ -134,12 +139,12 @@ static inline float top(V a) {
 }
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 static inline void split_pairs(V a, V b, V& even, V& odd) {
-  even = __builtin_shuffle(a, b, VI{0, 2, 4, 6, 8, 10, 12, 14});
-  odd = __builtin_shuffle(a, b, VI{1, 3, 5, 7, 9, 11, 13, 15});
+  even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  odd = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 }
 static inline void join_pairs(V even, V odd, V& a, V& b) {
-  a = __builtin_shuffle(even, odd, VI{0, 8, 1, 9, 2, 10, 3, 11});
-  b = __builtin_shuffle(even, odd, VI{4, 12, 5, 13, 6, 14, 7, 15});
+  a = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+  b = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
 // ---- packed weights as floats
