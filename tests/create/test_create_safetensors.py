@@ -167,7 +167,7 @@ def edit(folder, name, data):
         ("model-00001.safetensors", b"\x02\0\0\0\0\0\0\0{}", InvalidRequest, "both model.safetensors and shards"),
         ("model.safetensors.index.json", b"{}", CheckpointError, "has no weight_map"),
         ("model.safetensors.index.json", b'{"weight_map":{"x":"../x"}}', CheckpointError, "bare file"),
-        ("model.safetensors.index.json", b'{"weight_map":{"x":"y.safetensors"}}', CheckpointError, "y.safetensors named"),
+        ("model.safetensors.index.json", b'{"weight_map":{"x":"y.safetensors"}}', CheckpointError, "shard y"),
         ("model.safetensors.index.json", b'{"weight_map":{"x":"model.safetensors"}}', CheckpointError, "x is in model"),
     ],
 )  # fmt: skip

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from arriero.errors import StoreError
+
 if TYPE_CHECKING:
     from arriero.store.model import StoredModel
 
+log = logging.getLogger(__name__)
 _TOOLS_ONLY = "functiongemma gemma4-no-thinking lfm2 olmo3 qwen3 qwen3-coder qwen3-vl-instruct"
 _BOTH = (
     "cogito cohere deepseek3 gemma4 glimmer glm-4.7 glm-ocr harmony laguna lfm2-thinking ministral nemotron-3-nano "
@@ -23,28 +27,36 @@ PARSER_CAPABILITIES: Mapping[str, tuple[str, ...]] = (
 
 
 def capabilities_of(model: StoredModel) -> list[str]:
-    """Capabilities in the order of detection, each once; raises StoreError when the weights can't be opened.
+    """Capabilities in the order of detection, each once.
 
     The configuration's own list is complete for safetensors models and remote stubs, and a start for GGUF files.
     """
     found = list(model.config.capabilities or ())
     if found and (model.format != "gguf" or model.config.remote_model):
         return found
-    if model.format == "gguf" and not found:
-        metadata = model.gguf_metadata
-        found += metadata_capabilities(metadata)
-        if model.template is None:
-            found += template_capabilities(str(metadata.get("tokenizer.chat_template", "")))
-    elif not found:
-        found.append("completion")
-    if model.template is not None:
-        found += go_template_capabilities(model.template)
-    elif model.chat_template is not None:
-        found += template_capabilities(model.chat_template)
+    try:
+        if not found:
+            found += _without_list(model)
+        if model.template is not None:
+            found += go_template_capabilities(model.template)
+    except StoreError as error:
+        log.warning("%s", error)
+        found = found or ["completion"]
     found += PARSER_CAPABILITIES.get(model.parser, ())
-    if model.details.family in ("gptoss", "gpt-oss"):
+    if model.config.model_family in ("gptoss", "gpt-oss"):
         found.append("thinking")
     return list(dict.fromkeys(found))
+
+
+def _without_list(model: StoredModel) -> list[str]:
+    """For a configuration that has no list; a model with a Go template is one that chats."""
+    if model.template is not None:
+        return ["completion", *(template_capabilities(model.template) if "{%" in model.template else ())]
+    if model.format == "gguf":
+        metadata = model.gguf_metadata
+        jinja = metadata.get("tokenizer.chat_template")
+        return metadata_capabilities(metadata) + template_capabilities(jinja if isinstance(jinja, str) else "")
+    return ["completion", *template_capabilities(model.chat_template or "")]
 
 
 def template_capabilities(jinja: str) -> list[str]:
@@ -67,10 +79,6 @@ def go_template_capabilities(template: str) -> list[str]:
 
 
 def metadata_capabilities(metadata: Mapping[str, Any]) -> list[str]:
-    """What a GGUF header's keys show, its embedded Jinja template apart."""
+    """What a GGUF header's keys show; images and sound are not claimed, since GGUF models don't take them here."""
     architecture = str(metadata.get("general.architecture", ""))
-    found = ["embedding" if f"{architecture}.pooling_type" in metadata else "completion"]
-    for block, name in (("vision", "vision"), ("audio", "audio")):
-        if metadata.get(f"{architecture}.{block}.block_count"):
-            found.append(name)
-    return found
+    return ["embedding" if f"{architecture}.pooling_type" in metadata else "completion"]

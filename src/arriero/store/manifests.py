@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -59,12 +59,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:
-        """From the JSON object; raises ValueError naming the field."""
-        for key, kind in (("mediaType", str), ("digest", str), ("size", int)):
-            if not isinstance(wire.get(key), kind) or isinstance(wire[key], bool):
-                raise ValueError(f"layer field {key!r} is {wire.get(key)!r}")
-        if wire["size"] < 0:
-            raise ValueError(f"layer size is {wire['size']}")
+        """From the JSON object of a manifest that has been checked."""
         known = ("mediaType", "digest", "size", "from", "name")
         return cls(
             media_type=wire["mediaType"],
@@ -85,6 +80,24 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
         return wire | self.extra
 
 
+class _LayerShape(msgspec.Struct):
+    """What must hold of a layer for the rest of this file to work."""
+
+    mediaType: str  # noqa: N815 - the wire's name
+    digest: Annotated[str, msgspec.Meta(pattern="^sha256[:-][0-9a-fA-F]{64}$")]
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    name: str | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
+
+
+class _ManifestShape(msgspec.Struct):
+    config: _LayerShape
+    layers: list[_LayerShape] | None = None
+
+
+_CHECKER = msgspec.json.Decoder(_ManifestShape)
+
+
 class Manifest:
     """The layers of a model and its configuration; immutable."""
 
@@ -96,20 +109,13 @@ class Manifest:
     @classmethod
     def decode(cls, raw: bytes) -> Self:
         """From a manifest's bytes; raises StoreError saying what is wrong with it."""
+        if not raw.strip():
+            raise StoreError("corrupt manifest: it is empty")
         try:
-            document = msgspec.json.decode(raw)
-            manifest = cls(raw, document)
-            if not isinstance(document, dict) or not isinstance(document.get("layers") or [], list):
-                raise ValueError("it is not a JSON object with a list of layers")
-            if not isinstance(document.get("config"), dict):
-                raise ValueError("it has no config")
-            Layer.from_wire(document["config"])
-            sizes = [layer["size"] for layer in document.get("layers") or []]
-            if not all(type(size) is int and size >= 0 for size in sizes):
-                raise ValueError("a layer has no size")
-        except (msgspec.DecodeError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"corrupt manifest: {error}" if raw.strip() else "corrupt manifest: it is empty") from None
-        return manifest
+            _CHECKER.decode(raw)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"corrupt manifest: {error}") from None
+        return cls(raw, msgspec.json.decode(raw))
 
     @classmethod
     def build(cls, config: Layer, layers: Iterable[Layer], like: Manifest | None = None) -> Self:
@@ -141,11 +147,8 @@ class Manifest:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers in order; raises StoreError for a malformed one."""
-        try:
-            return tuple(Layer.from_wire(layer) for layer in self._document.get("layers") or [])
-        except (ValueError, AttributeError) as error:
-            raise StoreError(f"corrupt manifest: {error}") from None
+        """All layers in order."""
+        return tuple(Layer.from_wire(layer) for layer in self._document.get("layers") or [])
 
     def of(self, *media_types: str) -> list[Layer]:
         """The layers of some media types, in order."""

@@ -186,7 +186,10 @@ class StoredModel:
 
     @cached_property
     def capabilities(self) -> list[str]:
-        """What the model can do; may open the weights' header when the configuration does not say."""
+        """What the model can do, as far as its files can be read (a damaged one is a warning).
+
+        Opens the weights' header only for a GGUF model whose configuration doesn't say and that has no template.
+        """
         return capabilities_of(self)
 
     @cached_property

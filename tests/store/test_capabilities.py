@@ -1,0 +1,64 @@
+"""What models can do: from the configuration, templates, parsers and GGUF headers."""
+
+import logging
+
+import pytest
+
+from arriero.store.store import Store
+from tests.helpers.gguf_files import tokenizer_metadata, write_tiny_llama_gguf
+from tests.helpers.stored import put_model
+
+GO = "{{ if .Tools }}tools{{ end }}{{ .Prompt }}{{ if .Suffix }}{{ .Suffix }}{{ end }}{{ .Thinking }}"
+ST = {"model_format": "safetensors"}
+UNSAID = {"capabilities": None}
+JINJA = "{% if tools %}{{ tools }}{% endif %}{{ '<think>' }}{{ '</think>' }}"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("layers", "config", "found"),
+    [
+        ({"model": b"m"}, {"capabilities": ["completion"]}, ["completion"]),
+        ({"model": b"m", "template": GO.encode()}, UNSAID, ["completion", "tools", "insert", "thinking"]),
+        ({"model": b"m", "template": b"{{ .Prompt }}"}, UNSAID, ["completion"]),
+        ({"model": b"m", "template": JINJA.encode()}, UNSAID, ["completion", "tools", "thinking"]),
+        ({"model": b"m"}, {"capabilities": ["completion"], "parser": "qwen3"}, ["completion", "tools"]),
+        ({"model": b"m", "template": b"x"}, UNSAID | {"model_family": "gptoss"}, ["completion", "thinking"]),
+        ({"tensor": b"t"}, ST | {"capabilities": ["completion", "vision"]}, ["completion", "vision"]),
+        ({"tensor": b"t"}, ST | UNSAID, ["completion"]),
+    ],
+)  # fmt: skip
+def test_capabilities_follow_the_configuration_and_the_template(store, layers, config, found):
+    assert put_model(store, "m", layers, config=config).capabilities == found
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({}, ["completion"]),
+        ({"llama.pooling_type": 1}, ["embedding"]),
+        ({"tokenizer.chat_template": JINJA}, ["completion", "tools", "thinking"]),
+    ],
+)
+def test_a_gguf_header_is_asked_when_nothing_else_says(store, tmp_path, metadata, found):
+    write_tiny_llama_gguf(tmp_path / "a.gguf", metadata=tokenizer_metadata() | metadata)
+    data = (tmp_path / "a.gguf").read_bytes()
+    assert put_model(store, "m", {"model": data}, config={"capabilities": None}).capabilities == found
+
+
+def test_a_damaged_model_does_not_break_a_listing(store, caplog):
+    model = put_model(store, "m", {"model": b"not a gguf file at all, just bytes"}, config={"capabilities": None})
+    store.blobs.remove(
+        put_model(store, "n", {"model": b"n", "template": b"t"}, config={"capabilities": None})
+        .manifest.layers[1]
+        .digest
+    )
+    with caplog.at_level(logging.WARNING):
+        assert [m.capabilities for m in Store(store.root).list()] == [["completion"], ["completion"]]
+    assert "is damaged" in caplog.text
+    assert "is incomplete" in caplog.text
+    assert model.details.family == "llama"
