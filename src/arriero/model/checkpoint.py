@@ -88,8 +88,9 @@ class Checkpoint:
         found = self._find(name)
         if name in self._hosted:
             raise CheckpointError(f"{self.label}: tensor {name} is kept on the host and cannot be loaded as well")
+        weight = found.load()
         self._loaded.add(name)
-        return found.load()
+        return weight
 
     def host(self, name: str) -> np.ndarray:
         """A read-only view of the mapped file that never becomes an MLX array and is excluded from loading.
