@@ -25,6 +25,8 @@ class Live:
     stream: list[int] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
     cursor: int = 0
+    abandoned: bool = False
+    """After a rewind, offsets that were not crossed never are: they would join two histories."""
     reached: list[tuple[int, list[int]]] = field(default_factory=list)
     """For each planned offset that was crossed: where its capture starts, and the stream up to it."""
 
@@ -65,7 +67,11 @@ class History:
             assert row.cache.nbytes <= (self.kind.window + max(LENGTHS) + 2 * linear.STEP) * per_position
 
     def cross(self, row: Live) -> None:
-        while len(row.reached) < len(row.planned) and row.planned[len(row.reached)] <= len(row.stream):
+        while (
+            not row.abandoned
+            and len(row.reached) < len(row.planned)
+            and row.planned[len(row.reached)] <= len(row.stream)
+        ):
             offset = row.planned[len(row.reached)]
             row.reached.append((row.cursor, row.stream[:offset]))
             row.cursor = offset
@@ -93,14 +99,7 @@ class History:
             if self.kind.sliceable:
                 assert capture.start == start
             self.stored.append((capture, stream))
-        row.planned, row.reached = [], []
-
-    def abandon(self, row: Live, moved: bool) -> None:
-        """After a rewind, offsets that were not crossed never are."""
-        if moved and row.planned:
-            captures = row.cache.take()
-            assert all(capture is None for capture in captures[len(row.reached) :])
-            row.planned, row.reached = [], []
+        row.planned, row.reached, row.abandoned = [], [], False
 
     def snapshot(self, row: Live) -> None:
         start = self.draw(0, len(row.stream))
@@ -138,7 +137,7 @@ class History:
             assert done
         if done:
             row.stream = row.stream[:target]
-            self.abandon(row, target != before)
+            row.abandoned |= target != before and bool(row.planned)
 
     def restore(self, row: Live) -> None:
         chosen = self.pick()
@@ -155,7 +154,7 @@ class History:
             assert not done
         if done:
             row.stream = stream[:target]
-            self.abandon(row, True)
+            row.abandoned |= bool(row.planned)
 
     def split(self, row: Live) -> None:
         chosen = self.pick()
@@ -192,7 +191,7 @@ class History:
         row.cache.free()
         assert row.cache.nbytes == 0
         assert row.cache.state() == []
-        row.stream, row.planned, row.reached = [], [], []
+        row.stream, row.planned, row.reached, row.abandoned = [], [], [], False
 
 
 @pytest.mark.parametrize("writing", APPENDS)

@@ -286,6 +286,29 @@ def test_a_window_is_refused_at_an_offset_where_it_would_be_incomplete():
     assert column(keys)[584 - base :] == positions(584, 600)
 
 
+def test_a_restored_window_is_not_rewound_into_positions_that_it_does_not_hold():
+    cache = SlidingCache(1, 2, 2, mx.float32, window=16)
+    cache.append(*numbered(0, 600))
+    snapshot = cache.snapshot()
+    assert SlidingCache(1, 2, 2, mx.float32, window=16).restore(snapshot)
+    cache.free()
+    assert cache.restore(snapshot)
+    assert cache.base < snapshot.start == cache.oldest == 584
+    assert not cache.rewind(598)
+    assert cache.rewind(599)
+
+
+def test_a_lazy_snapshot_of_another_cache_is_copied_out_before_it_is_read():
+    # A copy that reads the other buffer lazily could see what that cache writes in place later.
+    for kind in (Attention(), Attention(window=16)):
+        owner, reader = kind.new(), kind.new()
+        stream = kind.feed(owner, [], list(range(30)))
+        snapshot = owner.snapshot()
+        assert reader.restore(snapshot)
+        assert not snapshot.lazy
+        kind.check(reader, stream)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_bad_plan_fails_loudly(name):
     kind = KINDS[name]
