@@ -66,14 +66,16 @@ def read_layers(source: LayersSource) -> Parts:
     def layout(found: Bundle, words: int, groups: int) -> Quantization:
         hint, grouped = _declared(found)
         if hint is None:
-            module = configured(config).get(found.name.removesuffix(".weight"))
-            hint, grouped = module, module is not None
+            hints = configured(config)
+            hint = hints.get(found.name.removesuffix(".weight"), hints.get(""))
+            grouped = hint is not None
         return blob_layout(_where(found), words, groups, hint, grouped)
 
     stored = _store(bundle(files), layout, LazyFiles(most_open=64))
     generation = source.files.get("generation_config.json")
     generation_config = _json(Path(generation)) if generation else {}
-    return label, stored, config, generation_config, "mlx" if "quantization" in config else "hf"
+    mlx = "quantization" in config or any(file.metadata.get("format") == "mlx" for file in files.values())
+    return label, stored, config, generation_config, "mlx" if mlx else "hf"
 
 
 def _layer(layer: str, path: str) -> dict[str, SafetensorsFile]:
