@@ -29,7 +29,8 @@ class ControlText:
             if start < free:
                 continue
             for size in self._lengths[text[start]]:
-                if text[start : start + size] in self._texts:
+                piece = text[start : start + size]
+                if len(piece) == size and piece in self._texts:
                     free = start + size
                     found.append((start, free))
                     break
