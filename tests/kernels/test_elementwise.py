@@ -11,7 +11,7 @@ import pytest
 from arriero.kernels.activation import geglu, softcap, swiglu
 from arriero.kernels.append import append
 from arriero.kernels.embedding import take_quantized_rows, take_rows
-from arriero.kernels.rms_norm import rms_norm
+from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 from arriero.kernels.rope import rope
 from arriero.model.weight import Quantization
 from tests.helpers.memory_checkpoint import dequantize, quantize
@@ -44,6 +44,22 @@ def test_rms_norm_keeps_the_dtype_of_its_input(dtype: mx.Dtype, gain: mx.Dtype |
     found = rms_norm(x, w, 1e-5)
     assert found.dtype == dtype
     np.testing.assert_allclose(exact(found), expected * (1 if w is None else exact(w)), rtol=4 * ULP[dtype])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("gain", [None, *FLOATS])
+def test_a_sum_and_its_norm_are_what_the_two_steps_give(dtype: mx.Dtype, gain: mx.Dtype | None) -> None:
+    x, branch = random(5, 48, dtype=dtype), random(5, 48, seed=2, dtype=dtype)
+    w = None if gain is None else 1 + 0.3 * random(48, seed=1, dtype=gain)
+    total, normed = add_rms_norm(x, branch, w, 1e-5)
+    assert total.dtype == normed.dtype == dtype
+    np.testing.assert_array_equal(exact(total), exact(x + branch))
+    np.testing.assert_allclose(exact(normed), exact(rms_norm(x + branch, w, 1e-5)), rtol=2 * ULP[dtype])
+
+
+def test_a_branch_of_another_dtype_does_not_change_the_residual_s() -> None:
+    x, branch = random(5, 48, dtype=mx.bfloat16), random(5, 48, seed=2)
+    assert [a.dtype for a in add_rms_norm(x, branch, None, 1e-5)] == [mx.bfloat16, mx.bfloat16]
 
 
 def table(tokens: int, half: int) -> mx.array:
@@ -163,6 +179,7 @@ def test_elementwise_rows_have_the_same_bits_in_any_company() -> None:
             np.array(a)
             for a in (
                 rms_norm(x[part], gain, 1e-6),
+                *add_rms_norm(x[part], y[part], gain, 1e-6),
                 rope(x[part], angles[part]),
                 swiglu(*flat),
                 geglu(*flat),

@@ -107,7 +107,8 @@ def graph(
     fused = softcap is None and not device.on_cpu()
     block = length
     if not (fused and window is None):
-        block = max(1, min(QUERY_BLOCK, SCORE_BUDGET // max(1, held * q.shape[1])))
+        reach = held if window is None else min(held, window + QUERY_BLOCK + ALIGN)
+        block = max(1, min(QUERY_BLOCK, SCORE_BUDGET // max(1, reach * q.shape[1])))
     outputs: list[mx.array] = []
     for start in range(0, length, block):
         count = min(block, length - start)

@@ -16,6 +16,15 @@ def rms_norm(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
     return graph(x, gain, eps) if native is None else native.rms_norm(x, gain, eps)
 
 
+def add_rms_norm(x: mx.array, branch: mx.array, gain: mx.array | None, eps: float) -> tuple[mx.array, mx.array]:
+    """`x + branch` and its `rms_norm`, both in x's dtype: the step between two parts of a residual block."""
+    native = device.native()
+    if native is not None and branch.dtype == x.dtype:
+        return native.add_rms_norm(x, branch, gain, eps)
+    total = x + branch.astype(x.dtype)
+    return total, rms_norm(total, gain, eps)
+
+
 def graph(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
     """Plain MLX; its kernel would return the gain's dtype when that is wider."""
     if gain is None or gain.dtype == x.dtype:

@@ -145,8 +145,9 @@ class Layer:
         return self.attention.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        x = x + self.after_attention(self.attention(self.before_attention(x), batch, slot))
-        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
+        attended = self.after_attention(self.attention(self.before_attention(x), batch, slot))
+        x, normed = self.before_mlp.of_sum(x, attended)
+        return x + self.after_mlp(self.mlp(normed))
 
 
 class Model(Decoder):

@@ -34,9 +34,14 @@ def attend(
     q `[T, q_heads, D]`, k `[T, kv_heads, D]`, v `[T, kv_heads, Dv]`; returns `[T, q_heads, Dv]` in q's dtype.
     """
     keys, values, bases = [], [], []
+    # One transposition for all rows; a row that is alone needs no slice.
+    new_k, new_v = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
     for span, cache in zip(batch.spans, batch.caches(slot), strict=True):
         part = slice(span.start, span.start + span.length)
-        held_k, held_v, base = cache.append(k[part].swapaxes(0, 1)[None], v[part].swapaxes(0, 1)[None])
+        alone = span.length == q.shape[0]
+        held_k, held_v, base = cache.append(
+            new_k if alone else new_k[:, :, part], new_v if alone else new_v[:, :, part]
+        )
         keys.append(held_k)
         values.append(held_v)
         bases.append(base)

@@ -53,5 +53,5 @@ class PreNormBlock:
         return self.attention.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        x = x + self.attention(self.before(x), batch, slot)
-        return x + self.feed_forward(self.between(x))
+        x, normed = self.between.of_sum(x, self.attention(self.before(x), batch, slot))
+        return x + self.feed_forward(normed)

@@ -7,7 +7,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from arriero.kernels.rms_norm import rms_norm
+from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import expect_shape
 
@@ -37,3 +37,7 @@ class RMSNorm:
 
     def __call__(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.gain, self.eps)
+
+    def of_sum(self, x: mx.array, branch: mx.array) -> tuple[mx.array, mx.array]:
+        """`x + branch`, and that sum normalised."""
+        return add_rms_norm(x, branch, self.gain, self.eps)
