@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from arriero.scheduler import Scheduler
-from arriero.server.app import create_app, server_config
+from arriero.server.app import Server, create_app
 from arriero.server.listen import bind
 from arriero.server.services import Services
 from arriero.settings import Settings
@@ -31,7 +29,7 @@ class LiveServer:
         self._socket = bind("127.0.0.1", 0)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._server = uvicorn.Server(server_config(self.app))
+        self._server = Server(self.app)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.loop: asyncio.AbstractEventLoop | None = None
 

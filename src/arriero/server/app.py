@@ -88,19 +88,29 @@ def serve(settings: Settings) -> None:
     # process with a signal's status although all went well.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(server_config(create_app(settings))).run(sockets=[sock])
+    Server(create_app(settings)).run(sockets=[sock])
 
 
-def server_config(app: Starlette) -> uvicorn.Config:
-    """How uvicorn runs the app (tests use it too)."""
-    return uvicorn.Config(
-        app,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        headers=[("Server", f"arriero/{__version__}")],
-        timeout_graceful_shutdown=_PATIENCE,
-        timeout_keep_alive=75,
-        ws="none",
-    )
+class Server(uvicorn.Server):
+    """uvicorn with our settings. A stop ends the replies in flight, each with an error, before it waits for them."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                headers=[("Server", f"arriero/{__version__}")],
+                timeout_graceful_shutdown=_PATIENCE,
+                timeout_keep_alive=75,
+                ws="none",
+            )
+        )
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop the runners, then the connections."""
+        await self._app.state.services.scheduler.close()
+        await super().shutdown(sockets)

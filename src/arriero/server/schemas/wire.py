@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from arriero.errors import InvalidRequest
+from arriero.errors import Cancelled, InvalidRequest
 from arriero.server.errors import BodyTooLarge
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -25,13 +25,16 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTA
 
 
 async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
-    """The whole body; BodyTooLarge above `limit` bytes, whether or not a length was announced."""
+    """The whole body; BodyTooLarge above `limit` bytes, announced or not, Cancelled when it never ends."""
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise BodyTooLarge(f"the request body is larger than {limit} bytes")
-        pieces.append(piece)
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLarge(f"the request body is larger than {limit} bytes")
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise Cancelled(f"the client left after {size} bytes of its request") from None
     return b"".join(pieces)
 
 
