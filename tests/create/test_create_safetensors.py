@@ -69,6 +69,14 @@ def test_the_uploaded_shards_are_gone_afterwards(store, tmp_path):
     assert left == model.manifest.digests()
 
 
+def test_digests_of_another_spelling_mean_the_same_blobs(store, tmp_path):
+    files = upload(store, write_folder(tmp_path / "m"))
+    spelled = {name: "sha256-" + digest[7:].upper() for name, digest in files.items()}
+    model = create(store, CreateRequest(model="m", files=spelled), lambda status: None)
+    assert model.source().files.keys() == set(files) - {"model.safetensors"}
+    assert store.verify() == []
+
+
 def test_creating_again_reuses_every_layer(store, tmp_path):
     folder = write_folder(tmp_path / "m")
     first, _ = make(store, folder)

@@ -127,7 +127,7 @@ def test_hugging_faces_cache_links_into_its_own_blobs(tmp_path):
         (lambda p: (p / "l").symlink_to(p / "gone"), "FROM l", Bad, r"a link to .*gone, which does not"),
         (lambda p: (p / "a.gguf").write_text("x"), "FROM a.gguf", Bad, r"neither a GGUF file nor safetensors"),
         (lambda p: (p / "config.json").write_text("{}"), "FROM config.json", Bad, r"is a JSON file, not weights"),
-        (lambda p: (p / "a.gguf").write_bytes(b"GGUF"), "FROM a.gguf", CheckpointError, r"^a.gguf: 4 bytes are too few"),
+        (lambda p: (p / "a.gguf").write_bytes(b"GGUF"), "FROM a.gguf", CheckpointError, r"^a.gguf: 4 bytes are"),
         (
             lambda p: (p / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
             "FROM .", Bad, r"model.safetensors is a Git LFS pointer",

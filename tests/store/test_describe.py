@@ -1,15 +1,17 @@
 """What `show` tells: the Modelfile, the parameters, the facts, the tensors."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
 from arriero.errors import StoreError
 from arriero.modelfile import parse
-from arriero.store.describe import human_count, model_info, modelfile_of, parameters_of, tensors
+from arriero.store.describe import details_of, human_count, model_info, modelfile_of, parameters_of, tensors
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import packed, upload, write_folder
 from tests.helpers.checkpoint_folder import tensors as plain
@@ -134,6 +136,17 @@ def test_packed_tensors_are_shown_with_their_logical_shape(store, tmp_path):
         "name": "model.layers.0.mlp.up_proj.weight", "type": "int4", "shape": [96, 64],
     }  # fmt: skip
     assert model_info(model)["general.parameter_count"] == sum(value.size for value in values.values())
+
+
+def test_details_that_only_the_tensors_tell_are_filled_in(store, tmp_path):
+    values = {name: value for name, value in plain().items() if "down" not in name}
+    config = {"quantization": {"group_size": 64, "bits": 4}}
+    model = make(store, write_folder(tmp_path / "s", {"model.safetensors": packed(values, 4, 64)}, config=config))
+    silent = replace(model, config=structs.replace(model.config, model_type="", file_type=""))
+    assert (silent.details.parameter_size, silent.details.quantization_level) == ("", "")
+    details = details_of(silent)
+    assert (details.parameter_size, details.quantization_level) == ("41K", "int4")
+    assert details_of(model) == model.details
 
 
 def test_a_damaged_model_is_an_error_not_a_crash(store):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from arriero.errors import CheckpointError, StoreError
 from arriero.formats.gguf import GGUFFile
 from arriero.formats.safetensors import SafetensorsFile, TensorSpan
 from arriero.modelfile import Instruction, Modelfile, format_instruction
 from arriero.source import GGUFSource
 from arriero.store import manifests
-from arriero.store.model import StoredModel, family_of
+from arriero.store.model import Details, StoredModel, family_of
 
 _LONG = 5
 """Arrays of more elements are shown as [] unless asked for."""
@@ -72,6 +74,25 @@ def model_info(model: StoredModel, *, verbose: bool = False) -> dict[str, Any]:
     if model.format == "gguf":
         return _gguf_info(model, verbose)
     return _safetensors_info(model)
+
+
+def details_of(model: StoredModel) -> Details:
+    """`details` for `show`: what a listing leaves empty, because only the tensors tell, is filled in.
+
+    Raises StoreError when the tensors can't be opened.
+    """
+    details = model.details
+    if model.format != "safetensors" or (details.parameter_size and details.quantization_level):
+        return details
+    listed = [entry for entry in tensors(model) if not str(entry["name"]).startswith("draft.")]
+    packed = [str(entry["type"]) for entry in listed if str(entry["type"]).lower() in _BITS]
+    declared = str(model.json_file("config.json").get("torch_dtype") or "")
+    level = min(packed, key=lambda kind: _BITS[kind.lower()]) if packed else declared
+    return msgspec.structs.replace(
+        details,
+        parameter_size=details.parameter_size or human_count(sum(math.prod(entry["shape"]) for entry in listed)),
+        quantization_level=details.quantization_level or level,
+    )
 
 
 def tensors(model: StoredModel) -> list[dict[str, Any]]:

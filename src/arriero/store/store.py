@@ -20,7 +20,7 @@ from arriero.errors import NotFound, StoreError, UnsupportedFeature
 from arriero.settings import Settings
 from arriero.store.blobs import Blobs, BlobWriter, Ingested, age, replacing, sync_folder
 from arriero.store.locks import StoreLocks
-from arriero.store.manifests import DIGEST, ConfigBlob, Manifest
+from arriero.store.manifests import DIGEST, ConfigBlob, Manifest, check_digest
 from arriero.store.model import StoredModel
 from arriero.store.names import Name
 
@@ -247,7 +247,7 @@ class Store:
 
     def _collect(self, digests: Iterable[str], *, always: bool = False) -> None:
         """Delete those of some blobs that nobody uses, unless somebody is building (the next prune will)."""
-        candidates = set(digests)
+        candidates = set(map(check_digest, digests))
         if not candidates or not (self._collects or always):
             return
         with self._locks.collecting() as alone:
