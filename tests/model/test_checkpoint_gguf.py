@@ -140,6 +140,20 @@ def test_gemma_3_has_its_windows_its_two_rope_bases_and_its_softmax_scale(tmp_pa
     assert (config["head_dim"], config["query_pre_attn_scalar"]) == (32, 32)
 
 
+def test_gemma_3_rope_bases_are_read_in_their_other_spelling_and_have_defaults(tmp_path):
+    keys = {"rope.global.freq_base": 5e5, "rope.local.freq_base": 2e4}
+    config = open_bytes(tmp_path, keys_of("gemma3", **keys), EMBEDDING).config
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (5e5, 2e4)
+    config = open_bytes(tmp_path, keys_of("gemma3"), EMBEDDING).config
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "float16"), ("gemma3", "bfloat16")])
+def test_files_of_mostly_float16_run_in_it_unless_the_family_overflows(tmp_path, architecture, dtype):
+    tensors = EMBEDDING | {"blk.0.attn_v.weight": encode("F16", np.tile(ROWS, (3, 1)))}
+    assert open_bytes(tmp_path, keys_of(architecture), tensors).config["torch_dtype"] == dtype
+
+
 def test_gemma_2_has_its_caps_and_alternates(tmp_path):
     config = open_bytes(tmp_path, keys_of("gemma2", final_logit_softcapping=20.0), EMBEDDING).config
     assert config["layer_types"] == ["sliding_attention", "full_attention"]

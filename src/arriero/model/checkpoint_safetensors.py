@@ -63,10 +63,11 @@ def read_layers(source: LayersSource) -> Parts:
                 raise CheckpointError(f"{path}: tensor {name} is also in {files[name].path}; {REPAIR}")
             files[name] = file
 
+    hints = configured(config)
+
     def layout(found: Bundle, words: int, groups: int) -> Quantization:
         hint, grouped = _declared(found)
         if hint is None:
-            hints = configured(config)
             hint = hints.get(found.name.removesuffix(".weight"), hints.get(""))
             grouped = hint is not None
         return blob_layout(_where(found), words, groups, hint, grouped)

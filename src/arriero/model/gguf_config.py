@@ -6,11 +6,11 @@ Refuses to know MLX: the server reads the same facts for `show`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from arriero.errors import CheckpointError
-from arriero.formats.gguf import GGUFFile
+from arriero.formats.gguf import GGUFFile, GGUFTensor
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -126,7 +126,7 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon") or 1e-5,
         "rope_theta": keys.number("rope.freq_base") or 10000.0,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "torch_dtype": "float16" if embedding.type.name == "F16" else "bfloat16",
+        "torch_dtype": "float16" if _is_half(tensors.values()) else "bfloat16",
     }
     feed_forward = keys.same_for_all_layers("feed_forward_length")
     if feed_forward:
@@ -146,6 +146,14 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     return config
 
 
+def _is_half(tensors: Iterable[GGUFTensor]) -> bool:
+    """Whether most bytes are float16 numbers."""
+    sizes = {True: 0, False: 0}
+    for tensor in tensors:
+        sizes[tensor.type.name == "F16"] += tensor.nbytes
+    return sizes[True] > sizes[False]
+
+
 def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     """Begin and end tokens as `generation_config.json` has them; `eos_token_id` lists every end token of the file."""
     ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -157,7 +165,7 @@ def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def _rope_scaling(keys: _Keys, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(keys: _Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, Any] | None:
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
         if factors.type.name not in ("F32", "F16"):
@@ -200,18 +208,23 @@ def _qwen2(keys: _Keys, config: dict[str, Any]) -> None:
 
 
 def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
+    normed = keys.get("expert_weights_norm", bool)
     config |= {
         "num_experts": keys.need("expert_count"),
         "num_experts_per_tok": keys.need("expert_used_count"),
         "moe_intermediate_size": keys.need("expert_feed_forward_length"),
-        "norm_topk_prob": True,
+        "norm_topk_prob": normed is not False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
 def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> None:
-    """Windows and caps; in the largest size (by layer count) the softmax scale follows the hidden size."""
+    """Windows and caps; in the largest size (by layer count) the softmax scale follows the hidden size.
+
+    Gemma's activations pass float16's range, whatever the weights are stored in.
+    """
+    config["torch_dtype"] = "bfloat16"
     wide = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == largest else config["head_dim"]
     config["hidden_activation"] = "gelu_pytorch_tanh"
@@ -243,7 +256,9 @@ def _gemma2(keys: _Keys, config: dict[str, Any]) -> None:
 
 def _gemma3(keys: _Keys, config: dict[str, Any]) -> None:
     _gemma(keys, config, pattern=6, largest=62)
-    config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or 10000.0
+    # Two spellings circulate for the bases of the global and the sliding layers.
+    config["rope_theta"] = keys.number("rope.freq_base") or keys.number("rope.global.freq_base") or 1e6
+    config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or keys.number("rope.local.freq_base") or 10000.0
 
 
 def _nothing(keys: _Keys, config: dict[str, Any]) -> None:
