@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arriero.kernels.append import graph
 from arriero.runner.caches import linear
 from tests.helpers.cache_streams import KINDS, in_place
 
-APPENDS = {"graph": linear.append, "in place": in_place}
+APPENDS = {"of the device": linear.append, "plain": graph, "in place": in_place}
 LENGTHS = (1, 1, 2, 5, 9, 30)
 OPERATIONS = ("append", "append", "append", "plan", "take", "snapshot", "own", "rewind", "restore", "split", "merge")
 
@@ -39,6 +40,8 @@ class History:
         self.stored: list[tuple[object, list[int]]] = []
         """Snapshots, each with the stream that it is of."""
         self.token = 0
+        self.checks = chance.choice((0.1, 0.5, 1.0))
+        """How often everything is compared: a comparison evaluates, so rare ones leave long lazy graphs."""
 
     def draw(self, low: int, high: int) -> int:
         return self.chance.randint(low, high)
@@ -48,11 +51,16 @@ class History:
             row = self.rows[self.draw(0, 1)]
             operation = self.chance.choice((*OPERATIONS, "free", "drop"))
             getattr(self, operation)(row)
-            for live in self.rows:
-                self.kind.check(live.cache, live.stream)
             del self.stored[: max(0, len(self.stored) - 8)]
-            for snapshot, stream in self.stored:
-                self.kind.check_snapshot(snapshot, stream)
+            if self.chance.random() < self.checks:
+                self.check()
+        self.check()
+
+    def check(self) -> None:
+        for live in self.rows:
+            self.kind.check(live.cache, live.stream)
+        for snapshot, stream in self.stored:
+            self.kind.check_snapshot(snapshot, stream)
 
     def append(self, row: Live) -> None:
         length = self.chance.choice(LENGTHS)
@@ -60,7 +68,7 @@ class History:
         for _ in range(length):
             self.token += 1
             tokens.append(self.token % 251)
-        row.stream = self.kind.feed(row.cache, row.stream, tokens)
+        row.stream = self.kind.feed(row.cache, row.stream, tokens, check=self.chance.random() < self.checks)
         self.cross(row)
         if self.kind.window:
             per_position = self.kind.heads * (self.kind.key_dim + self.kind.value_dim) * 4

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from arriero.kernels.append import graph
 from arriero.runner.caches import KVCache, RangeSnapshot, RecurrentCache, SlidingCache, linear
 from tests.helpers.cache_streams import KINDS, Attention, in_place
 
@@ -32,11 +33,10 @@ def positions(start: int, end: int) -> list[float]:
     return [float(p) for p in range(start, end)]
 
 
-@pytest.fixture(params=["graph", "in place"])
+@pytest.fixture(params=[linear.append, graph, in_place], ids=["of the device", "plain", "in place"])
 def any_write(request, monkeypatch):
-    """Both ways of writing: a new version of the buffer, and the buffer's own memory."""
-    if request.param == "in place":
-        monkeypatch.setattr(linear, "append", in_place)
+    """Every way of writing: what this device does, a new version of the buffer, and the buffer's own memory."""
+    monkeypatch.setattr(linear, "append", request.param)
 
 
 def test_refilling_after_a_rewind_copies_out_every_snapshot_it_reaches_on_every_append(any_write):
