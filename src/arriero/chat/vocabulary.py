@@ -114,18 +114,21 @@ def merges_from_scores(
     SentencePiece joins the two neighbours whose joined piece scores highest. That is BPE with one merge for each way to
     divide a piece into two pieces, ranked by the piece's score; divisions of one piece rank by the ids of their parts.
     """
-    ranked = [index for index, type_ in enumerate(types) if type_ in (NORMAL, UNUSED) and len(tokens[index]) > 1]
+    usable = {token: index for token, index in vocabulary.items() if types[index] in (NORMAL, UNUSED)}
+    ranked = [index for token, index in usable.items() if len(token) > 1]
     ranked.sort(key=lambda index: -scores[index])
-    usable = {token for token, type_ in zip(tokens, types, strict=True) if type_ in (NORMAL, UNUSED)}
     merges: list[tuple[str, str]] = []
+    find = usable.get
     for index in ranked:
         token = tokens[index]
-        if len(token) == 2:
-            pairs = [(token[0], token[1])]
-        else:
-            pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
-        pairs = [pair for pair in pairs if pair[0] in usable and pair[1] in usable]
-        if len(pairs) > 1:
-            pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges += pairs
+        divisions = []
+        for at in range(1, len(token)):
+            left = find(token[:at])
+            if left is not None:
+                right = find(token[at:])
+                if right is not None:
+                    divisions.append((left, right))
+        if len(divisions) > 1:
+            divisions.sort()
+        merges += [(tokens[left], tokens[right]) for left, right in divisions]
     return merges
