@@ -54,9 +54,9 @@ mx::array attention(const mx::array& q, const Arrays& keys, const Arrays& values
   }
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroAttention");
   call->strided_from = 1, call->strided_to = 1 + 2 * n;
-  call->run = [spans, scale, Hq, Hkv, Dk, Dv, window = window.value_or(0), cap = softcap.value_or(0.f), causal,
-               sunk = sinks.has_value()](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
+  call->plan = [spans, scale, Hq, Hkv, Dk, Dv, window = window.value_or(0), cap = softcap.value_or(0.f), causal,
+               sunk = sinks.has_value()](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
     std::vector<Span> ss;
     for (size_t i = 0; i < spans.size(); i++) {
       Span s = spans[i];
@@ -66,13 +66,16 @@ mx::array attention(const mx::array& q, const Arrays& keys, const Arrays& values
       if (s.queries) ss.push_back(s);
     }
     Attention p{};
-    p.spans = ss.data(), p.nspans = (int)ss.size();
+    p.nspans = (int)ss.size();
     p.Hq = Hq, p.Hkv = Hkv, p.Dk = Dk, p.Dv = Dv;
     p.q = in[0].data<char>(), p.qt = type_of(in[0].dtype()), p.kt = type_of(in[1].dtype());
     p.o = out[0].data<char>();
     p.scale = scale, p.softcap = cap, p.window = window, p.causal = causal;
     p.sinks = sunk ? in.back().data<float>() : nullptr;
-    table().attention(p);
+    return [p, ss = std::move(ss)]() mutable {
+      p.spans = ss.data();
+      table().attention(p);
+    };
   };
   return mx::array({q.shape(0), Hq, Dv}, q.dtype(), call, std::move(in));
 }
@@ -89,21 +92,23 @@ mx::array kv_append(const mx::array& buffer, const mx::array& update, int start)
   if (start < 0 || start + T > cap) bad("kv_append", "the update does not fit");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroAppend");
   call->in_place = true, call->strided_from = 1, call->strided_to = 2;
-  call->run = [packed, start, H, T, D](const Arrays& in, Arrays& out) {
-    if (in[1].size() == 0) return;
+  call->plan = [packed, start, H, T, D](const Arrays& in, Arrays& out) -> Task {
+    if (in[1].size() == 0) return [] {};
     const auto& u = in[1];
     const size_t es = u.itemsize(), ut = u.strides()[packed ? 0 : 2], uh = u.strides()[1];
     const size_t bh = out[0].strides()[1], bt = out[0].strides()[2], bd = out[0].strides()[3];
     char* b = out[0].data<char>();
     const char* s = u.data<char>();
-    for (int h = 0; h < H; h++)
-      for (int t = 0; t < T; t++) {
-        char* to = b + (h * bh + (start + t) * bt) * es;
-        const char* from = s + (h * uh + t * ut) * es;
-        if (bd == 1) std::memcpy(to, from, D * es);
-        else
-          for (int d = 0; d < D; d++) std::memcpy(to + d * bd * es, from + d * es, es);
-      }
+    return [=] {
+      for (int h = 0; h < H; h++)
+        for (int t = 0; t < T; t++) {
+          char* to = b + (h * bh + (start + t) * bt) * es;
+          const char* from = s + (h * uh + t * ut) * es;
+          if (bd == 1) std::memcpy(to, from, D * es);
+          else
+            for (int d = 0; d < D; d++) std::memcpy(to + d * bd * es, from + d * es, es);
+        }
+    };
   };
   const auto u = update.dtype() == buffer.dtype() ? update : mx::astype(update, buffer.dtype(), cpu_stream());
   return mx::array(buffer.shape(), buffer.dtype(), call, {buffer, u});

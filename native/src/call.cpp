@@ -42,30 +42,34 @@ void fill(Copy& c) {
 // An mx::contiguous node per input would cost more than most of these kernels, so the check is made here.
 void Call::eval_cpu(const Arrays& in, Arrays& out) {
   auto& enc = mx::cpu::get_command_encoder(stream());
-  Arrays ins, outs;
-  std::vector<Copy> copies;
-  ins.reserve(in.size());
-  for (size_t i = 0; i < in.size(); i++) {
-    const auto& a = in[i];
-    const bool strided = i >= strided_from && i < strided_to && a.ndim() > 0 && a.strides().back() == 1;
-    if (strided || (in_place && i == 0) || a.flags().row_contiguous) {
-      ins.push_back(mx::array::unsafe_weak_copy(a));
-      continue;
-    }
-    mx::array t(a.shape(), a.dtype(), nullptr, {});
-    t.set_data(mx::allocator::malloc(t.nbytes()));
-    enc.add_temporary(t);
-    copies.push_back({mx::array::unsafe_weak_copy(a), mx::array::unsafe_weak_copy(t)});
-    ins.push_back(mx::array::unsafe_weak_copy(t));
-  }
   for (size_t i = 0; i < out.size(); i++) {
     if (in_place && i == 0) out[i].copy_shared_buffer(in[0]);
     else out[i].set_data(mx::allocator::malloc(out[i].nbytes()));
-    outs.push_back(mx::array::unsafe_weak_copy(out[i]));
   }
-  enc.dispatch([ins = std::move(ins), outs = std::move(outs), copies = std::move(copies), f = run]() mutable {
+  auto fits = [&](size_t i) {
+    const auto& a = in[i];
+    if (a.flags().row_contiguous || (in_place && i == 0)) return true;
+    return i >= strided_from && i < strided_to && a.ndim() > 0 && a.strides().back() == 1;
+  };
+  bool all = true;
+  for (size_t i = 0; i < in.size(); i++) all = all && fits(i);
+  if (all) return enc.dispatch(plan(in, out));
+  Arrays dense;
+  std::vector<Copy> copies;
+  for (size_t i = 0; i < in.size(); i++) {
+    if (fits(i)) {
+      dense.push_back(in[i]);
+      continue;
+    }
+    mx::array t(in[i].shape(), in[i].dtype(), nullptr, {});
+    t.set_data(mx::allocator::malloc(t.nbytes()));
+    enc.add_temporary(t);
+    copies.push_back({mx::array::unsafe_weak_copy(in[i]), mx::array::unsafe_weak_copy(t)});
+    dense.push_back(std::move(t));
+  }
+  enc.dispatch([copies = std::move(copies), task = plan(dense, out)]() mutable {
     for (auto& c : copies) fill(c);
-    f(ins, outs);
+    task();
   });
 }
 

@@ -11,11 +11,13 @@ namespace arriero {
 
 namespace mx = mlx::core;
 using Arrays = std::vector<mx::array>;
+using Task = std::function<void()>;
 
 struct Call : mx::Primitive {
   const char* label = "";
-  // Runs in the stream's thread. Captures parameters by value: the primitive may be gone by then.
-  std::function<void(const Arrays& in, Arrays& out)> run;
+  // Makes the task that the stream's thread runs. Memory is allocated by then, inputs are not yet computed; the task
+  // holds pointers and parameters by value, because arrays cost a microsecond to carry and the primitive may be gone.
+  std::function<Task(const Arrays& in, Arrays& out)> plan;
   std::function<std::vector<mx::Shape>(const Arrays& in)> shapes;  // for shapeless mx.compile; optional
   // Inputs from strided_from on may have any strides but in their last axis; the others come row-contiguous.
   size_t strided_from = ~size_t(0), strided_to = ~size_t(0);

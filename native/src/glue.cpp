@@ -18,15 +18,15 @@ std::shared_ptr<Call> norm_call(const mx::array& x, const std::optional<mx::arra
   if (!is_float(x.dtype()) || x.ndim() < 1) bad(f, "x must have a float dtype and an axis");
   if (w && (!is_float(w->dtype()) || w->ndim() != 1 || w->shape(0) != x.shape(-1))) bad(f, "w does not fit x");
   auto call = std::make_shared<Call>(cpu_stream(), sum ? "ArrieroAddRmsNorm" : "ArrieroRmsNorm");
-  call->run = [eps, sum, weighted = w.has_value()](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
+  call->plan = [eps, sum, weighted = w.has_value()](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
     Norm p{};
     p.x = in[0].data<char>(), p.xt = type_of(in[0].dtype());
     p.n = in[0].shape(-1), p.rows = (int)(in[0].size() / p.n), p.eps = eps;
     if (sum) p.r = in[1].data<char>(), p.h = out[0].data<char>();
     if (weighted) p.w = in.back().data<char>(), p.wt = type_of(in.back().dtype());
     p.y = out.back().data<char>();
-    table().norm(p);
+    return [p] { table().norm(p); };
   };
   return call;
 }
@@ -52,9 +52,11 @@ Arrays add_rms_norm(const mx::array& x, const mx::array& r, const std::optional<
 mx::array rope_table(const mx::array& positions, const mx::array& frequencies, float scale) {
   if (positions.ndim() != 1 || frequencies.ndim() != 1) bad("rope_table", "positions [T] and frequencies [R / 2]");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroRopeTable");
-  call->run = [scale](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
-    rope_table(in[0].data<int>(), in[1].data<float>(), out[0].data<float>(), in[0].shape(0), in[1].shape(0), scale);
+  call->plan = [scale](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    const int *at = in[0].data<int>(), T = in[0].shape(0), half = in[1].shape(0);
+    const float* f = in[1].data<float>();
+    return [=, o = out[0].data<float>()] { rope_table(at, f, o, T, half, scale); };
   };
   const auto s = cpu_stream();
   return mx::array({positions.shape(0), frequencies.shape(0), 2}, mx::float32, call,
@@ -71,19 +73,22 @@ mx::array rope(const mx::array& x, const mx::array& table_, const std::optional<
   if (positions ? positions->ndim() != 1 || positions->shape(0) != x.shape(0) : table_.shape(0) != x.shape(0))
     bad("rope", "one position (or table row) per token is needed");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroRope");
-  call->run = [interleaved](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
+  call->plan = [interleaved](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
     Rope p{};
     p.x = in[0].data<char>(), p.y = out[0].data<char>(), p.table = in[1].data<float>();
     p.T = in[0].shape(0), p.H = in[0].shape(1), p.D = in[0].shape(2);
     p.rot = 2 * in[1].shape(1), p.xt = type_of(in[0].dtype()), p.interleaved = interleaved;
-    std::vector<int> at;
-    if (in.size() == 3) {
-      at.assign(in[2].data<int>(), in[2].data<int>() + p.T);
-      for (int& i : at) i = std::min(std::max(i, 0), in[1].shape(0) - 1);
-      p.positions = at.data();
-    }
-    table().rope(p);
+    if (in.size() == 3) p.positions = in[2].data<int>();
+    return [p, rows = in[1].shape(0)]() mutable {
+      std::vector<int> at;
+      if (p.positions) {
+        at.assign(p.positions, p.positions + p.T);
+        for (int& i : at) i = std::min(std::max(i, 0), rows - 1);
+        p.positions = at.data();
+      }
+      table().rope(p);
+    };
   };
   call->shapes = like_first;
   Arrays in{x, table_};
@@ -98,15 +103,15 @@ mx::array glu(const mx::array& gate, const mx::array& up, bool gelu) {
   auto call = std::make_shared<Call>(cpu_stream(), gelu ? "ArrieroGeglu" : "ArrieroSwiglu");
   // Two halves of one packed product come as two-dimensional strided views.
   if (gate.ndim() == 2) call->strided_from = 0, call->strided_to = 2;
-  call->run = [gelu](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
+  call->plan = [gelu](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
     Glu p{};
     p.gate = in[0].data<char>(), p.up = in[1].data<char>(), p.y = out[0].data<char>();
     p.n = in[0].shape(-1), p.rows = in[0].size() / p.n;
     p.ldg = p.ldu = p.n;
     if (in[0].ndim() == 2) p.ldg = in[0].strides()[0], p.ldu = in[1].strides()[0];
     p.xt = type_of(in[0].dtype()), p.gelu = gelu;
-    table().glu(p);
+    return [p] { table().glu(p); };
   };
   call->shapes = like_first;
   return mx::array(gate.shape(), gate.dtype(), call, {gate, up});
@@ -115,10 +120,12 @@ mx::array glu(const mx::array& gate, const mx::array& up, bool gelu) {
 mx::array argmax(const mx::array& x) {
   if (!is_float(x.dtype()) || x.ndim() < 1 || x.shape(-1) == 0) bad("argmax", "x must have a float dtype and be nonempty");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroArgmax");
-  call->run = [](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
-    const size_t n = in[0].shape(-1);
-    table().argmax(in[0].data<char>(), out[0].data<uint32_t>(), in[0].size() / n, n, type_of(in[0].dtype()));
+  call->plan = [](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    const size_t n = in[0].shape(-1), rows = in[0].size() / n;
+    return [=, x = in[0].data<char>(), y = out[0].data<uint32_t>(), t = type_of(in[0].dtype())] {
+      table().argmax(x, y, rows, n, t);
+    };
   };
   auto shape = x.shape();
   shape.pop_back();

@@ -17,7 +17,7 @@ int format_of(const std::string& mode) {
 bool known(int format, int bits, int group) {
   switch (format) {
     case AFFINE:
-      return (group == 32 || group == 64 || group == 128) && bits >= 2 && bits <= 8 && bits != 7;
+      return (group == 32 || group == 64 || group == 128) && bits >= 1 && bits <= 8 && bits != 7;
     case NVFP4: return bits == 4 && group == 16;
     case MXFP4: return bits == 4 && group == 32;
     case MXFP8: return bits == 8 && group == 32;
@@ -67,15 +67,14 @@ Product make(const Quant& q, const Arrays& in, const mx::array& out) {
 }
 mx::array product_call(const char* label, const mx::array& x, const mx::array& w, Arrays in, Quant q, bool scaled) {
   auto call = std::make_shared<Call>(cpu_stream(), label);
-  call->run = [q, scaled](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
-    if (in[0].size() == 0) {
-      std::memset(out[0].data<char>(), 0, out[0].nbytes());
-      return;
-    }
-    Product p = make(q, in, out[0]);
-    if (scaled) p.gscale = *in.back().data<float>();
-    table().product(p);
+  call->plan = [q, scaled](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    if (in[0].size() == 0) return [p = out[0].data<char>(), n = out[0].nbytes()] { std::memset(p, 0, n); };
+    const float* g = scaled ? in.back().data<float>() : nullptr;
+    return [p = make(q, in, out[0]), g]() mutable {
+      if (g) p.gscale = *g;
+      table().product(p);
+    };
   };
   call->shapes = [](const Arrays& in) {
     auto s = in[0].shape();
@@ -91,12 +90,9 @@ mx::array experts_call(const char* label, const mx::array& x, const mx::array& w
   if (x.ndim() != 2 || (indices.ndim() != 1 && indices.ndim() != 2) || indices.shape(0) != x.shape(0))
     bad(label, "x must be [T, K] and indices [T] or [T, k]");
   auto call = std::make_shared<Call>(cpu_stream(), label);
-  call->run = [q, scaled](const Arrays& in, Arrays& out) {
-    if (out[0].size() == 0) return;
-    if (in[0].size() == 0) {
-      std::memset(out[0].data<char>(), 0, out[0].nbytes());
-      return;
-    }
+  call->plan = [q, scaled](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    if (in[0].size() == 0) return [p = out[0].data<char>(), n = out[0].nbytes()] { std::memset(p, 0, n); };
     const auto& index = in[in.size() - 1 - scaled];
     Experts e{};
     e.p = make(q, in, out[0]);
@@ -104,7 +100,7 @@ mx::array experts_call(const char* label, const mx::array& x, const mx::array& w
     e.per_x = e.rows / in[0].shape(0);
     e.index = index.data<int>();
     e.gscales = scaled ? in.back().data<float>() : nullptr;
-    experts(e);
+    return [e] { experts(e); };
   };
   auto shape = indices.shape();
   shape.push_back(w.shape(-2));

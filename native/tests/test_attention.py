@@ -169,3 +169,19 @@ def test_append(rng, dtype):
     packed = normal(rng, 3, 2, 8, dtype=dtype)
     turned = cpu.kv_append(mx.zeros((1, 2, 32, 8), dtype), packed.transpose(1, 0, 2)[None], 4)
     assert same(turned, cpu.kv_append(mx.zeros((1, 2, 32, 8), dtype), packed, 4))
+
+
+def test_pipelined_decoding_with_appends(rng):
+    """Steps queued ahead of each other see the cache as it stood."""
+    steps, dim = 60, 64
+    tokens = [tuple(normal(rng, 1, h, dim) for h in (4, 2, 2)) for _ in range(steps)]
+    keys, values = mx.zeros((1, 2, 256, dim)), mx.zeros((1, 2, 256, dim))
+    mx.eval(keys, values, tokens)
+    got = []
+    for i, (q, k, v) in enumerate(tokens):
+        keys, values = cpu.kv_append(keys, k, i), cpu.kv_append(values, v, i)
+        got.append(cpu.attention(q, [keys], [values], scale=0.125, lengths=[1], counts=[i + 1], positions=[i]))
+        mx.async_eval(got[-1], keys, values)
+    q, k, v = (mx.concatenate(a) for a in zip(*tokens, strict=True))
+    k, v = (a.transpose(1, 0, 2)[None] for a in (k, v))
+    assert same(mx.concatenate(got), cpu.attention(q, [k], [v], scale=0.125, lengths=[steps], positions=[0]))

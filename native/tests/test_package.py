@@ -1,10 +1,12 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import arriero_cpu as cpu
 import mlx.core as mx
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -68,3 +70,25 @@ def test_environment():
     env = os.environ | {"ARRIERO_THREADS": "3"}
     out = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
     assert out.stdout.strip() == "3"
+
+
+def test_streams_of_several_threads():
+    x, w = mx.random.normal((40, 512)), mx.random.normal((300, 512))
+    want = cpu.matmul(x, w)
+    mx.eval(x, w, want)
+    wrong = []
+
+    def work():
+        with mx.stream(mx.new_stream(mx.cpu)):
+            for _ in range(30):
+                y = cpu.matmul(x, w)
+                mx.eval(y)
+                if not np.array_equal(np.array(y), np.array(want)):
+                    wrong.append(y)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

@@ -5,7 +5,7 @@ import pytest
 
 from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
-FORMATS = [("affine", b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)]
+FORMATS = [("affine", b, g) for b in (1, 2, 3, 4, 5, 6, 8) for g in (32, 64, 128)]
 FORMATS += [("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32)]
 IDS = [f"{m}{b}g{g}" for m, b, g in FORMATS]
 
@@ -61,7 +61,7 @@ def test_scales_of_any_float_type(rng, scale_dtype, dtype, bits):
             assert error(y, f64(x[:m]) @ w.T) < tolerance
 
 
-@pytest.mark.parametrize("bits", [2, 3, 5, 6, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 6, 8])
 def test_equals_dense_product_with_dequantised_weights(rng, bits):
     """The kernels fuse scale * code + bias into one rounding; float64 has room for it, so the weights match."""
     q, _ = quantise(rng, 33, 512, "affine", bits, 32, mx.float16)
