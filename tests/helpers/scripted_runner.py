@@ -1,7 +1,7 @@
 """A runner that says what a script says: any token ids, delays and faults through the real channel, without a model.
 
-Use: `Scheduler(settings, runner_command=scripted_command(tmp_path, Script(...)))`. The replies are given to the requests in
-order, the last one for ever. Like the real runner it honours `max_tokens`, `stop_tokens`, `Cancel` and the limits of rows.
+Use: `Scheduler(settings, runner_command=scripted_command(tmp_path, Script(...)))`. The replies go to the requests in
+order, the last one for ever. Like the real runner it honours `max_tokens`, `stop_tokens`, `Cancel` and the limit of rows.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ class ScriptedRunner:
         if row.request.sampling.logprobs:
             scripted = row.reply.logprobs
             logprobs = [
-                scripted[(row.sent + i) % len(scripted)] if scripted else TokenLogprob(-0.5, []) for i in range(len(piece))
+                scripted[(row.sent + i) % len(scripted)] if scripted else TokenLogprob(-0.5, [])
+                for i in range(len(piece))
             ]
         row.sent += len(piece)
         self.channel.send([Tokens(row.request.id, piece, logprobs)])

@@ -1,6 +1,6 @@
 """The real runner process around the tiny test model: everything but the checkpoint is the program's own.
 
-The source is a `FolderSource` whose folder holds `tiny.json`, the arguments of `TinyModel`; `faults` in it breaks things.
+The source is a `FolderSource` whose folder holds `tiny.json`, the arguments of `FaultyModel` and `TinyModel`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TinyCheckpoint:
 
 
 class FaultyModel(TinyModel):
-    """Fails in the forward of any row that holds the token `bad_token`, and takes its time."""
+    """Fails in the prefill of a prompt that holds the token `bad_token`, and takes its time."""
 
     def __init__(self, bad_token: int = -1, error: str = "RuntimeError", seconds: float = 0.0, **rest: Any) -> None:
         super().__init__(**rest)
@@ -46,7 +46,7 @@ class FaultyModel(TinyModel):
         self.warm = False
 
     def forward(self, batch: Batch) -> Hidden:
-        if self.warm and self.bad_token >= 0 and self.bad_token in batch.tokens.tolist():
+        if self.warm and batch.tokens.size > 1 and self.bad_token in batch.tokens.tolist():
             raise {"RuntimeError": RuntimeError, "MemoryError": MemoryError}[self.error]("injected fault")
         if self.warm:
             time.sleep(self.seconds)

@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
             return 1
         serve(engine, channel)
         engine.close()
+        channel.send(engine.drain())
         return 0
     except Interrupted:
         return 0

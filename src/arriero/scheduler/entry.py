@@ -36,6 +36,7 @@ class Entry:
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the load has ended, either way."""
         self.load: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
         self.runner: Runner | None = None
         self.ready: Ready | None = None
         self.context = 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from arriero.errors import LoadError
 from arriero.runner.messages import RunnerConfig
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,19 @@ class RunnerProcess:
         """Run `command -` with the configuration on its standard input.
 
         Not on the command line: a model of many tensor files has more paths than one argument may hold. The runner gets
-        a session of its own, so that a Ctrl-C at the terminal reaches it through the server only.
+        a session of its own, so that a Ctrl-C at the terminal reaches it through the server only. Raises LoadError when
+        it cannot be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "-",
-            stdin=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "-",
+                stdin=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LoadError(f"the runner of {name} cannot be started: {error}") from error
         runner = cls(process, name)
         assert process.stdin is not None
         try:
@@ -52,6 +57,9 @@ class RunnerProcess:
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError):
             log.warning("the runner of %s ended before it read its configuration", name)
+        except BaseException:
+            runner.kill()
+            raise
         return runner
 
     @property

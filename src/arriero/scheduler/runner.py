@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 RowMessage = Tokens | PrefillProgress | Finished | Failed
 
-_SETTLE_SECONDS = 0.1
+_SETTLE_SECONDS = 0.05
 """After an exit: how long the channel must be quiet before we believe that nothing more comes."""
 
 

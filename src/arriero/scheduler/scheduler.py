@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq.asyncio
 
-from arriero.errors import LoadError, OutOfMemory, ServerBusy
+from arriero.errors import ArrieroError, LoadError, OutOfMemory, ServerBusy
 from arriero.runner.messages import Limit, Loading, Ready, RunnerConfig
 from arriero.scheduler.channel import SocketDirectory
 from arriero.scheduler.context import choose_context, row_bytes
@@ -87,10 +87,11 @@ class Scheduler:
             if entry.state is not State.READY:
                 waited = True
                 await self._wait(entry)
-            elif entry.has_exited:
-                await self._unload(entry)
-            else:
+            # It may have been told to leave already; those who waited for it come first.
+            if entry.state is State.READY and not entry.has_exited:
                 break
+            if entry.ending is not None or entry.has_exited:
+                await self._end(entry)
         self._fit_context(entry, request)
         entry.users += 1
         entry.stop_timer()
@@ -104,6 +105,11 @@ class Scheduler:
         entries = [*self._entries.values(), *self._leaving]
         return sum(entry.waiters + entry.queued_rows for entry in entries)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes promised to runners now."""
+        return self._ledger.reserved
+
     async def unload(self, key: str) -> bool:
         """Let a model go: now when it is idle or loading, else after its requests; False when it isn't there.
 
@@ -111,12 +117,12 @@ class Scheduler:
         """
         entry = self._entries.get(key)
         if entry is None:
-            return False
+            return any(entry.request.key == key for entry in self._leaving)
         entry.session = 0.0
         if entry.state is not State.READY:
             await self._abandon(entry)
         elif entry.idle:
-            await self._unload(entry)
+            await self._end(entry)
         return True
 
     def loaded(self) -> list[LoadedModel]:
@@ -137,7 +143,7 @@ class Scheduler:
         """Stop every runner and remove the sockets; leases still held see RunnerCrashed."""
         self._closed = True
         entries = [*self._entries.values(), *self._leaving]
-        await asyncio.gather(*(self._unload(e) if e.state is State.READY else self._abandon(e) for e in entries))
+        await asyncio.gather(*(self._abandon(e) if e.state is not State.READY else self._end(e) for e in entries))
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self._context is not None:
@@ -180,14 +186,14 @@ class Scheduler:
         if entry.state is not State.READY or not entry.idle:
             return
         if entry in self._leaving or entry.session <= 0:
-            self._spawn(self._unload(entry))
+            self._end(entry)
         else:
-            entry.start_timer(self._clock(), lambda: self._spawn(self._expire(entry)))
+            entry.start_timer(self._clock(), lambda: self._expire(entry))
 
-    async def _expire(self, entry: Entry) -> None:
+    def _expire(self, entry: Entry) -> None:
         if entry.idle and entry.state is State.READY:
             log.info("%s was idle for %g s and is unloaded", entry.request.name, entry.session)
-            await self._unload(entry)
+            self._end(entry)
 
     def _fit_context(self, entry: Entry, request: LoadRequest) -> None:
         """Give the runner a larger context when a request needs one; OutOfMemory when there is no room for it."""
@@ -223,7 +229,7 @@ class Scheduler:
 
     async def _load(self, entry: Entry) -> None:
         """The life of a load: room, process, figures; whatever ends it, waiters hear of it and nothing is left."""
-        failure: BaseException = LoadError(f"{entry.request.name} was unloaded while it was loading")
+        failure: ArrieroError = LoadError(f"{entry.request.name} was unloaded while it was loading")
         try:
             while True:
                 await self._room(entry)
@@ -238,8 +244,11 @@ class Scheduler:
             self._rest(entry)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - handed to everybody who waits for the model
+        except ArrieroError as error:
             failure = error
+        except Exception as error:
+            log.exception("the load of %s failed", entry.request.name)
+            failure = LoadError(f"{entry.request.name} cannot be loaded: {type(error).__name__}: {error}")
         finally:
             if entry.state is not State.READY:
                 self._forget(entry)
@@ -281,7 +290,7 @@ class Scheduler:
         victim = ready[0]
         log.info("%s makes room for another model", victim.request.name)
         if victim.idle:
-            self._spawn(self._unload(victim))
+            self._end(victim)
         else:
             self._forget(victim)
             self._leaving.add(victim)
@@ -323,7 +332,7 @@ class Scheduler:
             idle = [e for e in self._entries.values() if e.state is State.READY and e.idle]
             if not idle:
                 return False
-            await self._unload(min(idle, key=lambda e: (e.session, e.request.name)))
+            await self._end(min(idle, key=lambda e: (e.session, e.request.name)))
         return True
 
     # --- ends
@@ -333,14 +342,19 @@ class Scheduler:
         assert entry.runner is not None
         await entry.runner.exited()
         if entry.state is State.READY:
-            await self._unload(entry)
+            await self._end(entry)
 
-    async def _unload(self, entry: Entry) -> None:
-        """Stop a loaded model; its memory counts until the process is gone."""
-        entry.state = State.STOPPING
-        entry.stop_timer()
-        self._forget(entry)
-        self._leaving.add(entry)
+    def _end(self, entry: Entry) -> asyncio.Future[None]:
+        """Begin to stop a loaded model, once; the future is done when its process is gone, and may be cancelled."""
+        if entry.ending is None:
+            entry.state = State.STOPPING
+            entry.stop_timer()
+            self._forget(entry)
+            self._leaving.add(entry)
+            entry.ending = self._spawn(self._stop(entry))
+        return asyncio.shield(entry.ending)
+
+    async def _stop(self, entry: Entry) -> None:
         try:
             await self._drop_runner(entry)
         finally:
@@ -356,12 +370,15 @@ class Scheduler:
             await asyncio.wait([entry.load])
 
     async def _drop_runner(self, entry: Entry) -> None:
-        """Stop the entry's process, if it has one, and give its memory back."""
-        runner, entry.runner = entry.runner, None
+        """Stop the entry's process, if it has one, and give its memory back; goes on when the caller is cancelled."""
+        await asyncio.shield(self._spawn(self._stop_runner(entry)))
+
+    async def _stop_runner(self, entry: Entry) -> None:
         try:
-            if runner is not None:
-                await runner.stop()
+            if entry.runner is not None:
+                await entry.runner.stop()
         finally:
+            entry.runner = None
             self._ledger.close(entry.account)
 
     def _forget(self, entry: Entry) -> None:
