@@ -261,6 +261,7 @@ def test_unknown_tensors_are_listed_and_stay_unused(tmp_path):
         ({"llama.rope.freq_base": float("nan")}, r"llama\.rope\.freq_base has the unusable value nan"),
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "unusable value -1.0"),
         ({"llama.context_length": -5}, "unusable value -5"),
+        ({"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}, "a part of the head"),
     ],
 )
 def test_metadata_that_make_no_sense_are_refused_by_key(tmp_path, change, message):

@@ -197,6 +197,9 @@ def _rope_scaling(keys: _Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, A
 def _llama(keys: _Keys, config: dict[str, Any]) -> None:
     if keys.integer("expert_count"):
         config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
+    if "partial_rotary_factor" in config and keys.prefix == "llama":
+        # Rotary pairs of this architecture are neighbours: the first n rows are other pairs than Hugging Face's.
+        raise CheckpointError(f"{keys.path}: rotary embedding of a part of the head is not supported for llama")
     window = keys.integer("attention.sliding_window")
     if window:
         config["sliding_window"] = window
