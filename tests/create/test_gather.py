@@ -116,6 +116,21 @@ def test_hugging_faces_cache_links_into_its_own_blobs(tmp_path):
     assert "model.safetensors" in files(f"FROM {snapshot}", tmp_path)
 
 
+def test_parts_of_a_gguf_model_in_a_cache_of_hashes_are_found_by_their_links(tmp_path):
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    parts = [f"x-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for number, name in enumerate(parts):
+        metadata = {"split.count": 2, "split.no": number}
+        write_tiny_llama_gguf(blobs / f"hash{number}", metadata=metadata)
+        (snapshot / name).symlink_to(blobs / f"hash{number}")
+    with pytest.raises(CheckpointError, match=r"x-00002-of-00002.gguf: tensor .* is in an earlier part"):
+        gathered(f"FROM {snapshot}", tmp_path)
+    with pytest.raises(CheckpointError, match=r"x-00002-of-00002.gguf: tensor .* is in an earlier part"):
+        gathered(f"FROM {snapshot}/{parts[1]}", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("make", "text", "error", "match"),
     [
@@ -146,6 +161,10 @@ def test_hugging_faces_cache_links_into_its_own_blobs(tmp_path):
             lambda p: write_tiny_llama_gguf(p / "x-00001-of-00002.gguf"),
             "FROM x-00001-of-00002.gguf", CheckpointError, r"x-00002-of-00002.gguf",
         ),
+        (
+            lambda p: [write_tiny_llama_gguf(p / f"{n}.gguf") for n in "ab"],
+            "FROM .", Bad, r"several GGUF models \(a.gguf, b.gguf\); FROM one",
+        ),
         (lambda p: write_folder(p), "FROM .\nADAPTER a", UnsupportedFeature, r"^ADAPTER is not supported yet"),
         (lambda p: write_folder(p), "FROM .\nDRAFT d", UnsupportedFeature, r"^DRAFT is not supported yet"),
         (lambda p: write_folder(p), "FROM .\nFROM base", Bad, r"must be the only FROM"),
@@ -157,6 +176,12 @@ def test_what_is_no_model_is_explained(tmp_path, make, text, error, match):
     make(tmp_path)
     with pytest.raises(error, match=match):
         gathered(text, tmp_path)
+
+
+def test_a_gguf_file_beside_pytorch_weights_is_taken(tmp_path):
+    write_tiny_llama_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02x")
+    assert files("FROM .", tmp_path) == {"tiny.gguf"}
 
 
 def test_hashing_is_reported(tmp_path):

@@ -23,13 +23,13 @@ INDEX = "model.safetensors.index.json"
 _BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model")
 _GROUPS = (
     "model*.safetensors",
+    "*.gguf",
     "consolidated*.safetensors",
     "pytorch_model*.bin",
     "consolidated*.pth",
-    "*.gguf",
     "*.bin",
 )
-"""Weights of a folder: the first pattern that finds something wins."""
+"""Weights of a folder: the first pattern that finds something wins; the later ones are there to be explained."""
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pth")
 
 
@@ -82,7 +82,8 @@ def _resolve(text: str, folder: Path) -> Path | None:
     try:
         path = folder / Path(text).expanduser()
         if path.exists():
-            return path.resolve()
+            # The name as given: that of a link tells more (a shard's number) than its target's in a cache of hashes.
+            return path.absolute()
     except (OSError, RuntimeError, ValueError) as error:
         raise InvalidRequest(f"FROM {text} cannot be read: {error}") from None
     if path.is_symlink():
@@ -95,9 +96,9 @@ def _resolve(text: str, folder: Path) -> Path | None:
 def _weights_at(text: str, path: Path) -> dict[str, Path]:
     """Name → file of everything that a file or folder brings in."""
     if path.is_dir():
-        return _folder(text, path)
+        return _folder(text, path.resolve())
     if path.name == INDEX:
-        return _folder(text, path.parent)
+        return _folder(text, path.parent.resolve())
     kind = sniff(path)
     if kind == "gguf":
         return _gguf_parts(path)
@@ -128,7 +129,13 @@ def _folder(text: str, folder: Path) -> dict[str, Path]:
         if kind != wanted:
             raise refuse(f"FROM {text}: {name}", kind)
     if wanted == "gguf":
-        return weights
+        parts = _gguf_parts(folder / next(iter(weights)))
+        others = sorted(weights.keys() - parts.keys())
+        if others:
+            raise InvalidRequest(
+                f"FROM {text}: {folder} holds several GGUF models ({', '.join(sorted(weights)[:8])}); FROM one of them"
+            )
+        return parts
     if "config.json" not in (entry.name for entry in folder.iterdir()):
         raise InvalidRequest(f"FROM {text}: {folder} has {next(iter(weights))} but no config.json beside it")
     return weights | _beside(folder)
@@ -140,7 +147,7 @@ def _beside(folder: Path) -> dict[str, Path]:
 
 def _single_safetensors(text: str, path: Path) -> dict[str, Path]:
     """One safetensors file as a whole model, with the configuration beside it; a shard of several is refused."""
-    beside = _beside(path.parent)
+    beside = _beside(path.parent.resolve())
     if "config.json" not in beside:
         raise InvalidRequest(
             f"FROM {text}: there is no config.json beside it; FROM needs the model's whole folder (config.json, "
@@ -149,13 +156,13 @@ def _single_safetensors(text: str, path: Path) -> dict[str, Path]:
     index = beside.pop(INDEX, None)
     if index is not None and path.name.encode() in index.read_bytes():
         raise InvalidRequest(f"FROM {text} is one of several files of a model; use its folder: FROM {path.parent}")
-    return {"model.safetensors": path, **beside}
+    return {"model.safetensors": path.resolve(), **beside}
 
 
 def _gguf_parts(path: Path) -> dict[str, Path]:
     from arriero.formats.gguf import shard_paths
 
-    return {part.name: part for part in shard_paths(path)}
+    return {part.name: part.resolve() for part in shard_paths(path)}
 
 
 def _inside(path: Path, folder: Path) -> Path:
