@@ -1,7 +1,7 @@
 """A runner that says what a script says: any token ids, delays and faults through the real channel, without a model.
 
 Use: `Scheduler(settings, runner_command=scripted_command(tmp_path, Script(...)))`. The replies go to the requests in
-order, the last one for ever. Like the real runner it honours `max_tokens`, `stop_tokens`, `Cancel` and the limit of rows.
+order, the last one for ever. Like the real runner it honours `max_tokens`, `stop_tokens`, `Cancel` and its rows' limit.
 """
 
 from __future__ import annotations
