@@ -107,6 +107,10 @@ def test_ids_outside_the_vocabulary_decode_to_nothing(qwen: Tokenizer) -> None:
     assert qwen.token_bytes(qwen.vocab_size + 5) == b""
 
 
+def test_half_a_surrogate_pair_is_a_replacement_character(qwen: Tokenizer) -> None:
+    assert qwen.decode(qwen.encode("a\ud800b 👧")) == "a\ufffdb 👧"
+
+
 def test_nul_decodes_to_nothing(qwen: Tokenizer) -> None:
     assert qwen.decode(qwen.encode("a\0b")) == "ab"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from arriero.chat.pretokenizers import FAMILIES
+from arriero.chat.vocabulary import merges_from_scores
 from arriero.errors import CheckpointError
 from tests.helpers.text_models import byte_level_metadata, fixture, tokenizer_of
 
@@ -45,6 +46,19 @@ def test_a_continuation_keeps_its_leading_blank() -> None:
     ids = tokenizer.encode("the llamas", add_bos=False)
     assert tokenizer.decode(ids) == "the llamas"
     assert tokenizer.decode(ids, start=False) == " the llamas"
+
+
+def test_sentencepiece_with_merges_equals_sentencepiece() -> None:
+    described = fixture("sentencepiece.json")
+    metadata = dict(described["metadata"])
+    tokens, scores, types = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    merges = merges_from_scores(tokens, scores, types, {token: index for index, token in enumerate(tokens)})
+    del metadata["tokenizer.ggml.scores"]
+    metadata |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
+    tokenizer = tokenizer_of(metadata)
+    assert tokenizer.add_bos
+    for case in described["cases"]:
+        assert tokenizer.encode(case["text"], add_bos=False, special=False) == case["ids"], case["text"]
 
 
 def test_byte_tokens_are_bytes() -> None:

@@ -66,6 +66,8 @@ class Tokenizer:
         `add_bos` puts the beginning-of-sequence token in front where the model wants one and the text doesn't already
         start with it. With `special=False` the text of a control token is plain text: user text can't forge one.
         """
+        # Half of a surrogate pair, as JSON can spell it, is no character.
+        text = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         with self._lock:
             self._core.encode_special_tokens = not special
             ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
@@ -214,7 +216,7 @@ def _special_id(tokenizer: Tokenizer, files: TextFiles, name: str) -> int | None
 def _adds_bos(core: tokenizers.Tokenizer, files: TextFiles, bos_id: int) -> bool:
     metadata = files.metadata
     if metadata:
-        default = metadata.get("tokenizer.ggml.model") == "llama"
+        default = metadata.get("tokenizer.ggml.model") in ("llama", "gemma4")
         rule = FAMILIES.get(metadata.get("tokenizer.ggml.pre", ""))
         if rule is not None:
             default = default or rule.add_bos

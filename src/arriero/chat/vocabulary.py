@@ -1,4 +1,4 @@
-"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, `gemma4`).
 
 Source: the GGUF specification's `tokenizer.ggml.*` keys.
 """
@@ -26,9 +26,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises CheckpointError for a missing or inconsistent key and for a kind that we don't run (WordPiece, Unigram).
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise CheckpointError(
-            f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE) can be run"
+            f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE) and 'gemma4' "
+            "(the same with merges) can be run"
         )
     tokens = _list(metadata, "tokenizer.ggml.tokens", str)
     types: Sequence[int] = [NORMAL] * len(tokens)
@@ -39,8 +40,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, vocabulary)
+    elif kind == "llama":
+        scores = _list(metadata, "tokenizer.ggml.scores", float)
+        if len(scores) != len(tokens):
+            raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+        prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        merges = merges_from_scores(tokens, scores, types, vocabulary)
+        tokenizer = _sentencepiece(metadata, tokens, vocabulary, merges, prefix)
     else:
-        tokenizer = _sentencepiece(metadata, tokens, types, vocabulary)
+        # No merge holds a line break: a run of them is a token as a whole.
+        types = [USER_DEFINED if token and not token.strip("\n") else t for token, t in zip(tokens, types, strict=True)]
+        tokenizer = _sentencepiece(metadata, tokens, vocabulary, _merges(metadata, vocabulary), prefix=False)
     # `tokenizers` gives an added token its id by its text: a text that stands twice in the vocabulary keeps one id.
     for special in (True, False):
         wanted = CONTROL if special else USER_DEFINED
@@ -62,17 +72,21 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
     return values
 
 
-def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Tokenizer:
+def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     merges = []
     for line in _list(metadata, "tokenizer.ggml.merges", str):
-        # A piece may begin with a blank only in a damaged file, so the first blank after a character divides.
-        left, blank, right = line.partition(" ")
-        if not blank or not left or not right:
+        at = line.find(" ", 1)
+        left, right = line[:at], line[at + 1 :]
+        if at < 0 or not right:
             raise CheckpointError(f"tokenizer.ggml.merges holds {line!r}; a merge is two pieces with a blank between")
         if left + right in vocabulary and left in vocabulary and right in vocabulary:
             merges.append((left, right))
+    return merges
+
+
+def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Tokenizer:
     rule = family(metadata.get("tokenizer.ggml.pre"))
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    tokenizer = Tokenizer(BPE(vocabulary, _merges(metadata, vocabulary), ignore_merges=rule.ignore_merges))
     normalizer = rule.normalizer()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -82,23 +96,18 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Toke
 
 
 def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], vocabulary: dict[str, int]
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    vocabulary: dict[str, int],
+    merges: list[tuple[str, str]],
+    prefix: bool,
 ) -> Tokenizer:
-    scores = _list(metadata, "tokenizer.ggml.scores", float)
-    if len(scores) != len(tokens):
-        raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    """BPE over characters, blanks written as `▁`, unknown characters as byte tokens; `prefix` puts one in front."""
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
         raise CheckpointError(f"tokenizer.ggml.unknown_token_id is {unknown!r}, outside the vocabulary")
-    model = BPE(
-        vocabulary,
-        merges_from_scores(tokens, scores, types, vocabulary),
-        unk_token=tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
+    model = BPE(vocabulary, merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

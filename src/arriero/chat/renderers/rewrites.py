@@ -26,7 +26,8 @@ _SYSTEM = ("system", "developer")
 
 def readings(messages: list[Message]) -> Iterator[list[Message]]:
     """The messages as sent, then every rewriting that differs from those before it."""
-    seen: list[list[Message]] = []
+    yield messages
+    seen = [messages]
     settled = _system_first(messages)
     alternating = _merge_users(settled)
     for roles in (messages, settled, alternating, _system_in_user(alternating)):
