@@ -66,7 +66,7 @@ def create(store: Store, request: CreateRequest, progress: Progress) -> StoredMo
             origin = _from_files(store, build, request, progress)
         layers = _overlay(build, origin.layers, request, parameters, base, progress)
         config = origin.config
-        if base is None or request.template:
+        if origin.text is not None:
             config = msgspec.structs.replace(config, capabilities=list(origin.text.capabilities))
         blob = _add(build, _configure(config, request).encode(), manifests.CONFIG, progress)
         progress({"status": "writing manifest"})
@@ -113,7 +113,8 @@ class _Origin:
 
     layers: list[Layer]
     config: ConfigBlob
-    text: ModelText
+    text: ModelText | None
+    """None for a base whose tokenizer and template are taken over as they are."""
 
 
 def _from_model(base: StoredModel, request: CreateRequest, progress: Progress) -> _Origin:
@@ -125,7 +126,8 @@ def _from_model(base: StoredModel, request: CreateRequest, progress: Progress) -
     else:
         check_config(base.json_file("config.json"))
         files = TextFiles.open(source)
-    text = _open_text(files, request.template)
+    # Opening a tokenizer of 262,144 tokens takes seconds; a base has been through it.
+    text = _open_text(files, request.template) if request.template else None
     layers = [msgspec.structs.replace(layer, from_=str(base.name)) for layer in base.manifest.layers]
     tensors = 0
     for layer in layers:
