@@ -1,8 +1,11 @@
 """What the native API promises in docs/api.md, field by field."""
 
 import json
+import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.echo_runner import say
 
@@ -463,3 +466,42 @@ def test_a_template_error_is_a_400_and_loads_nothing(http):
     generate(http, "", keep_alive=0)
     error(generate(http, "x", template="{{ raise_exception('no') }}"))
     assert "tiny:latest" not in [model["name"] for model in http.get("/api/ps").json()["models"]]
+
+
+def test_keep_alive_zero_with_a_prompt_unloads_after_the_reply(http):
+    assert chat(http, say("bye"), keep_alive=0).json()["message"]["content"] == "bye"
+    deadline = time.monotonic() + 5
+    while "tiny:latest" in [model["name"] for model in http.get("/api/ps").json()["models"]]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = {
+    "/api/chat": [*CHAT_FIELDS, "messages", "model"],
+    "/api/generate": [*GENERATE_FIELDS, "prompt", "model"],
+    "/api/show": ["model", "name", "system", "options", "verbose"],
+    "/api/copy": ["source", "destination"],
+    "/api/create": ["model", "from", "files", "modelfile", "parameters", "messages", "info", "license", "template"],
+}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_value_of_any_field_breaks_the_server(http, data):
+    path = data.draw(st.sampled_from(sorted(PATHS)))
+    fields = data.draw(st.dictionaries(st.sampled_from(PATHS[path]), ANYTHING, max_size=3))
+    if path != "/api/copy":
+        fields = {"model": "tiny"} | fields
+    if path == "/api/chat":
+        fields = {"messages": [{"role": "user", "content": say("x")}]} | fields
+    if path == "/api/create":
+        fields = fields | {"model": "tiny "}
+    reply = http.post(path, json=fields)
+    assert reply.status_code < 500, (fields, reply.text)
+    if reply.status_code >= 400:
+        assert set(reply.json()) == {"error"}

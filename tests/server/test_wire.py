@@ -50,7 +50,9 @@ def test_an_empty_body_is_said_to_be_missing():
         chat("")
 
 
-@pytest.mark.parametrize("body", ["{", "x", '{"model":"m"', "[1]", '"text"', "null", "7", '{"model":"\\ud800'])
+@pytest.mark.parametrize(
+    "body", ["{", "x", '{"model":"m"', "[1]", '"text"', "null", "7", '{"model":"\\ud800', '{"a":1e999}']
+)
 def test_what_is_not_a_json_object_is_a_400(body):
     with pytest.raises(InvalidRequest):
         chat(body)
@@ -75,6 +77,17 @@ def test_a_wrong_type_is_a_400_that_names_the_field(body, place):
 def test_deeply_nested_json_is_a_400_not_a_crash():
     with pytest.raises(InvalidRequest):
         chat('{"tools":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+@pytest.mark.parametrize("text", ["\\ud83d", "a\\udc00b", "\\ude00\\ud83d"])
+def test_half_a_surrogate_pair_becomes_a_replacement_character(text):
+    content = chat('{"messages":[{"content":"TEXT"}]}'.replace("TEXT", text)).messages[0].content
+    assert "\ufffd" in content
+    content.encode()
+
+
+def test_a_whole_surrogate_pair_is_its_character():
+    assert chat('{"model":"\\ud83d\\ude00 \\\\ud83d"}').model == "😀 \\ud83d"
 
 
 def test_a_license_may_be_a_text_or_a_list():

@@ -41,6 +41,11 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 class PromptMaker(Protocol):
     """Makes the prompt of one request; called in worker threads, never by two at once."""
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the reply."""
+        ...
+
     def whole(self) -> Prompt:
         """The prompt with nothing left out; raises TemplateError and the like."""
         ...
@@ -166,7 +171,7 @@ def _submit(generation: Generation, prompt: Prompt, window: int) -> Submit:
         id=uuid.uuid4().hex,
         tokens=prompt.tokens,
         max_tokens=min(wanted, room) if wanted > 0 else room,
-        stop_tokens=sorted(generation.model.text.stop_ids),
+        stop_tokens=sorted(generation.prompt.stop_ids),
         sampling=generation.parameters.sampling,
         boundaries=prompt.boundaries,
     )

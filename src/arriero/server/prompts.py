@@ -55,6 +55,11 @@ class ConversationPrompt:
         self._text: str | None = None
         self._whole: Prompt | None = None
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the reply."""
+        return self._model.text.stop_ids
+
     def rendered(self) -> str:
         """The prompt's text."""
         self.whole()
@@ -109,6 +114,12 @@ class FilledPrompt:
         self._after = after
         self._whole: Prompt | None = None
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the reply: also those with which a model ends a file."""
+        text = self._model.text
+        return text.stop_ids | (text.fim_tokens.endings if text.fim_tokens else frozenset())
+
     def rendered(self) -> str:
         """The prompt's text, markers included."""
         return self._model.text.tokenizer.decode(self.whole().tokens)
@@ -136,6 +147,11 @@ class TextPrompt:
         self._model = model
         self._text = text
         self._whole: Prompt | None = None
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the reply."""
+        return self._model.text.stop_ids
 
     def rendered(self) -> str:
         """The text."""
@@ -175,6 +191,11 @@ class ContinuedPrompt:
         self._context = context
         self._prompt = prompt
         self._truncate = truncate
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the reply."""
+        return self._model.text.stop_ids
 
     def rendered(self) -> str:
         """The context's text and the new prompt's."""

@@ -6,6 +6,8 @@ the request object and for the structs inside it, not for free-form parts (a too
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
@@ -21,7 +23,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 MAX_BODY = 512 << 20
 """Bytes of a JSON body (images travel inside it)."""
 
+_QUICK = 1 << 20
+"""Bytes of a body that may be read on the event loop: larger ones would hold up every other reply."""
+
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
@@ -40,7 +47,10 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
 
 async def read_request(request: Request, kind: type[T]) -> T:
     """The request's body as `kind`; InvalidRequest for an empty body, bad JSON or a field of the wrong type."""
-    return parse(await read_body(request), kind)
+    body = await read_body(request)
+    if len(body) < _QUICK:
+        return parse(body, kind)
+    return await asyncio.to_thread(parse, body, kind)
 
 
 def parse(body: bytes, kind: type[T]) -> T:
@@ -48,8 +58,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     if not body:
         raise InvalidRequest("missing request body")
     try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = _decode(body)
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the request body must be a JSON object; it is {_json_kind(value)}")
@@ -57,6 +67,26 @@ def parse(body: bytes, kind: type[T]) -> T:
         return msgspec.convert(_match(value, kind), kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(_sentence(str(error))) from None
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        if not _SURROGATE.search(body):
+            raise
+        # Clients that cut a text in the middle of an emoji send half of a surrogate pair: it becomes U+FFFD.
+        return _whole_characters(json.loads(body))
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_characters(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+    return value
 
 
 def _match(value: Any, kind: Any) -> Any:
