@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from arriero.errors import CheckpointError
+from arriero.formats import blockfp8
 from arriero.formats.safetensors import write
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.weight import Quantization
@@ -222,10 +223,41 @@ def test_the_4_and_8_bit_floats_of_other_tools_are_relabelled(tmp_path):
         assert mx.array_equal(checkpoint.weight(f"{name}.weight").data, again[0])
 
 
-def test_block_fp8_can_be_viewed_but_is_not_loaded_as_numbers(tmp_path):
+@pytest.mark.parametrize("shape", [(), (1,), (200, 1), (2, 3)], ids=["tensor", "one", "rows", "blocks"])
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
+def test_fp8_matrices_are_decoded_when_loaded_and_their_codes_can_be_viewed(tmp_path, shape, name):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 0x7F, (200, 300), dtype=np.uint8)
+    scales = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    checkpoint = numpy_folder(tmp_path, {"a.weight": codes.view(ml_dtypes.float8_e4m3fn), f"a.{name}": scales})
+    assert checkpoint.names() == ["a.weight"]
+    loaded = checkpoint.tensor("a.weight")
+    assert loaded.dtype == mx.bfloat16
+    expected = blockfp8.dequantize(codes, scales).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(np.array(loaded.view(mx.uint16)), expected.view(np.uint16))
+    viewed = Checkpoint.open(FolderSource(str(tmp_path))).host_weight("a.weight")
+    np.testing.assert_array_equal(viewed.data, codes)
+    np.testing.assert_array_equal(viewed.scales, scales)
+
+
+def test_a_stack_of_fp8_matrices_has_scales_by_block_of_each(tmp_path):
+    codes = np.random.default_rng(1).integers(0, 0x7F, (2, 128, 256), dtype=np.uint8)
+    scales = np.array([[[1, 2]], [[3, 4]]], np.float32)
+    checkpoint = numpy_folder(tmp_path, {"a.weight": codes.view(ml_dtypes.float8_e4m3fn), "a.weight_scale_inv": scales})
+    values = np.array(checkpoint.tensor("a.weight").astype(mx.float32))
+    np.testing.assert_array_equal(values, blockfp8.dequantize(codes, scales).astype(ml_dtypes.bfloat16))
+
+
+def test_fp8_scales_of_another_shape_are_refused(tmp_path):
     codes = np.zeros((128, 128), np.uint8).view(ml_dtypes.float8_e4m3fn)
+    with pytest.raises(CheckpointError, match=r"a\.weight .* FP8 scales of shape \[4, 4\]"):
+        numpy_folder(tmp_path, {"a.weight": codes, "a.weight_scale_inv": np.ones((4, 4), np.float32)})
+
+
+def test_an_unknown_8_bit_layout_can_be_viewed_but_is_not_loaded_as_numbers(tmp_path):
+    codes = np.zeros((128, 128), np.uint8).view(ml_dtypes.float8_e5m2)
     checkpoint = numpy_folder(tmp_path, {"a.weight": codes, "a.weight_scale_inv": np.ones((1, 1), np.float32)})
-    with pytest.raises(CheckpointError, match=r"a\.weight is F8_E4M3 .*`arriero create`"):
+    with pytest.raises(CheckpointError, match=r"a\.weight is F8_E5M2 in a layout that is not supported"):
         checkpoint.weight("a.weight")
     assert checkpoint.host("a.weight").dtype == np.uint8
 

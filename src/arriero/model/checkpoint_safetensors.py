@@ -12,10 +12,12 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.errors import CheckpointError
+from arriero.formats.blockfp8 import scale_fits
 from arriero.formats.mapped import REPAIR
 from arriero.formats.safetensors import SafetensorsFile
 from arriero.formats.safetensors_folder import open_folder
 from arriero.model.companions import Bundle, Part, bundle
+from arriero.model.fp8 import decode_fp8
 from arriero.model.lazy_files import LazyFiles
 from arriero.model.packing import affine_layout, blob_layout, configured, declared_type, float_layout
 from arriero.model.stored import HostWeight, Stored, TensorInfo
@@ -133,9 +135,14 @@ def _store(bundles: list[Bundle], layout: Layout, files: LazyFiles) -> dict[str,
 def _stored(found: Bundle, layout: Layout, files: LazyFiles) -> Stored:
     span = found.data.span
     nbytes = sum(part.span.nbytes for part in found.parts)
+    if found.fp8_scale is not None and not scale_fits(span.shape, found.fp8_scale.span.shape):
+        raise CheckpointError(
+            f"{_where(found)} of shape {list(span.shape)} has FP8 scales of shape {list(found.fp8_scale.span.shape)}, "
+            f"expected one, one per row, or one per block of 128 × 128; {REPAIR}"
+        )
     if found.scales is None:
         info = TensorInfo(found.name, span.dtype, span.shape, None, nbytes)
-        return Stored(info, lambda: _load_dense(found, files), lambda: HostWeight(_view(found.data)))
+        return Stored(info, lambda: _load_dense(found, files), lambda: _view_dense(found))
     quantization = _quantization(found, layout)
     columns = found.scales.span.shape[-1] * quantization.group_size
     info = TensorInfo(found.name, span.dtype, (*span.shape[:-1], columns), quantization, nbytes)
@@ -201,6 +208,10 @@ def _view(part: Part) -> np.ndarray:
     return part.file.view(part.span.name)
 
 
+def _view_dense(found: Bundle) -> HostWeight:
+    return HostWeight(_view(found.data), scales=None if found.fp8_scale is None else _view(found.fp8_scale))
+
+
 def _view_packed(found: Bundle, quantization: Quantization, scale: np.ndarray | None) -> HostWeight:
     assert found.scales is not None
     biases = None if found.biases is None else _view(found.biases)
@@ -210,7 +221,8 @@ def _view_packed(found: Bundle, quantization: Quantization, scale: np.ndarray | 
 def _load_dense(found: Bundle, files: LazyFiles) -> Weight:
     if found.refused is not None:
         raise CheckpointError(f"{_where(found)} {found.refused}")
-    return Weight(files.take(found.data))
+    data = files.take(found.data)
+    return Weight(data if found.fp8_scale is None else decode_fp8(data, files.take(found.fp8_scale)))
 
 
 def _load_packed(found: Bundle, quantization: Quantization, scale: np.ndarray | None, files: LazyFiles) -> Weight:

@@ -35,12 +35,15 @@ class Bundle:
     biases: Part | None = None
     global_scale: Part | None = None
     global_kind: GlobalScale = "multiplier"
+    fp8_scale: Part | None = None
+    """Float scales of an FP8 matrix (by block, row or tensor), which is decoded when loaded."""
     refused: str | None = None
     """Why the tensor can be viewed but not loaded."""
 
     @property
     def parts(self) -> list[Part]:
-        return [part for part in (self.data, self.scales, self.biases, self.global_scale) if part is not None]
+        companions = (self.scales, self.biases, self.global_scale, self.fp8_scale)
+        return [self.data, *(part for part in companions if part is not None)]
 
 
 def bundle(files: Mapping[str, SafetensorsFile]) -> list[Bundle]:
@@ -96,7 +99,7 @@ def _companions(name: str, parts: Mapping[str, Part]) -> Bundle | None:
 
 
 def _float_companions(name: str, part: Part, parts: Mapping[str, Part]) -> Bundle | None:
-    """ModelOpt's and Hugging Face's 4- and 8-bit floats; layouts that MLX lacks are refused when loaded."""
+    """ModelOpt's and Hugging Face's 4- and 8-bit floats; what cannot be loaded can still be viewed."""
     scale = parts.get(name + "_scale")
     inverse = parts.get(name + "_scale_inv")
     if scale is None and inverse is None:
@@ -107,7 +110,10 @@ def _float_companions(name: str, part: Part, parts: Mapping[str, Part]) -> Bundl
         ("F8_E4M3", "U8"),
     ):
         return Bundle(name, part, scale, None, parts.get(name + "_scale_2"))
-    refused = f"is {part.span.dtype} with scales that MLX has no layout for; import the model with `arriero create`"
+    factor = inverse if inverse is not None else scale
+    if part.span.dtype == "F8_E4M3" and factor is not None and factor.span.dtype in ("F32", "BF16", "F16"):
+        return Bundle(name, part, fp8_scale=factor)
+    refused = f"is {part.span.dtype} in a layout that is not supported; use the BF16 weights or an MLX conversion"
     return Bundle(name, part, refused=refused)
 
 
