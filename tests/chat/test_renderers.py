@@ -91,6 +91,27 @@ def test_a_template_that_joins_arguments_gets_json_text(
     assert joined in text(template, with_call(arguments))
 
 
+NULL_ONLY = (
+    "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+    "{{ '<' + c.function.name + ' ' + c.function.arguments + '>' }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+
+
+def test_a_template_that_shows_calls_only_without_content_gets_them_so() -> None:
+    assert text(NULL_ONLY, with_call({"a": 1})) == 'q;<weather {"a": 1}>;sun;'
+
+
+def test_text_beside_a_call_gets_a_turn_of_its_own_where_it_would_hide_the_call() -> None:
+    turns = [Message(role="assistant", content="let me see", tool_calls=[ToolCall(name="f", arguments={})])]
+    assert text(NULL_ONLY, turns) == "let me see;<f {}>;"
+
+
+def test_a_template_that_never_shows_calls_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    text(CHATML, with_call({"a": 1}))
+    assert "doesn't show the calls" in caplog.text
+
+
 def test_json_text_of_arguments_is_as_the_json_filter_writes_it() -> None:
     call = ToolCall(name="f", arguments={"b": [1, 2.5, None], "a": {"ž": "<&>"}})
     template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"

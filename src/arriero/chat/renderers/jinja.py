@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from arriero.chat.messages import Conversation, Message, Think, Tool, ToolCall
+from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.renderers.control import ControlText
+from arriero.chat.renderers.objects import CallStyle, Form, call_style, message_objects
 from arriero.chat.renderers.prompt import Image, Prompt, Text
 from arriero.chat.renderers.rewrites import readings
 from arriero.chat.template import Template, TemplateStopped
 from arriero.chat.templates import ChatTemplates
 from arriero.errors import TemplateError, UnsupportedFeature
 
-Form = Literal["mapping", "text", "wrapped"]
-"""How a template gets a call's arguments: as an object; as JSON text; as an object even if the text is none."""
-
 _MARK_DIGITS = 7
-_PROBE = {"probe_key": "probe_value"}
 
 
 class JinjaRenderer:
@@ -40,7 +37,7 @@ class JinjaRenderer:
         self._names = dict(names)
         self._control = ControlText(control)
         self._image_token = image_token
-        self._forms: dict[int, Form] = {}
+        self._styles: dict[int, CallStyle] = {}
 
     def render(self, conversation: Conversation, *, add_generation_prompt: bool = True, think: Think = None) -> Prompt:
         """The prompt; an assistant message at the end is left open for the model to continue.
@@ -99,15 +96,16 @@ class JinjaRenderer:
         return arguments
 
     def _accepted(self, template: Template, messages: list[Message], arguments: dict[str, Any]) -> str:
-        forms: tuple[Form, ...] = ("mapping",)
+        styles = [CallStyle()]
         if any(message.tool_calls for message in messages):
-            first = self._form(template)
-            forms = (first, "text" if first == "mapping" else "mapping", "wrapped")
+            style = self._style(template)
+            others: tuple[Form, ...] = ("text" if style.form == "mapping" else "mapping", "wrapped")
+            styles = [style, *(CallStyle(form, style.null_content) for form in others)]
         complaint: TemplateError | None = None
         for reading in readings(messages):
-            for form in forms:
+            for style in styles:
                 try:
-                    return template.render(arguments | {"messages": _message_objects(reading, form)})
+                    return template.render(arguments | {"messages": message_objects(reading, style)})
                 except TemplateStopped:
                     raise
                 except TemplateError as error:
@@ -115,26 +113,10 @@ class JinjaRenderer:
         assert complaint is not None
         raise complaint
 
-    def _form(self, template: Template) -> Form:
-        """Which form of arguments a template is written for, found by rendering a call once."""
-        if id(template) not in self._forms:
-            self._forms[id(template)] = self._probe(template)
-        return self._forms[id(template)]
-
-    def _probe(self, template: Template) -> Form:
-        call = ToolCall(name="probe", arguments=_PROBE, id="probe1234")
-        messages = [
-            Message(role="user", content="probe"),
-            Message(role="assistant", tool_calls=[call]),
-            Message(role="tool", content="probe", tool_name="probe", tool_call_id="probe1234"),
-        ]
-        arguments = self._arguments([], False, None)
-        try:
-            text = template.render(arguments | {"messages": _message_objects(messages, "mapping")})
-        except TemplateError:
-            return "mapping"
-        # A template that puts the object into text as it is shows Python's spelling of it.
-        return "text" if str(_PROBE) in text else "mapping"
+    def _style(self, template: Template) -> CallStyle:
+        if id(template) not in self._styles:
+            self._styles[id(template)] = call_style(template, self._arguments([], False, None))
+        return self._styles[id(template)]
 
     def _segments(self, text: str, marks: _Marks, images: list[bytes]) -> list[Text | Image]:
         segments: list[Text | Image] = []
@@ -178,38 +160,3 @@ class _Marks:
                 raise TemplateError("the chat template cuts a message's text, which holds control tokens, in two")
             pieces += [(self._hidden[int(number)], False), (rest, True)]
         return pieces
-
-
-def _message_objects(messages: list[Message], form: Form) -> list[dict[str, Any]]:
-    names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
-    return [_message_object(message, form, names) for message in messages]
-
-
-def _message_object(message: Message, form: Form, names: Mapping[str, str]) -> dict[str, Any]:
-    """A message as templates know it; keys that don't apply are absent."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.images:
-        texts = [{"type": "text", "text": message.content}] if message.content else []
-        found["content"] = [*({"type": "image"} for _ in message.images), *texts]
-    if message.thinking:
-        for key in ("reasoning_content", "thinking", "reasoning"):
-            found[key] = message.thinking
-    if message.tool_calls:
-        found["tool_calls"] = [_call_object(call, form) for call in message.tool_calls]
-    name = message.tool_name or names.get(message.tool_call_id, "")
-    if message.role == "tool" and name:
-        found["name"] = name
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
-    return found
-
-
-def _call_object(call: ToolCall, form: Form) -> dict[str, Any]:
-    mapping = call.mapping()
-    arguments: Any = call.text()
-    if form != "text" and mapping is not None:
-        arguments = mapping
-    elif form == "wrapped":
-        arguments = {"arguments": arguments}
-    function = {"name": call.name, "arguments": arguments}
-    return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
