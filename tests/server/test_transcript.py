@@ -9,7 +9,7 @@ from arriero.chat.parsers.passthrough import PassthroughParser
 from arriero.chat.parsers.thinking import ThinkingParser
 from arriero.chat.tokenizer import Tokenizer
 from arriero.runner.messages import TokenLogprob
-from arriero.server.completion import _joined
+from arriero.server.completion import join_deltas
 from arriero.server.transcript import Delta, Transcript
 from arriero.source import FolderSource
 from tests.helpers.stored_model import byte_tokenizer
@@ -33,9 +33,9 @@ def run(tokenizer, tokens, stops=(), parser=None, sizes=(1,), logprobs=True) -> 
         group = []
         for token in tokens[at : at + size]:
             group += transcript.feed(token, TokenLogprob(-float(token), []) if logprobs else None)
-        deltas += _joined(group)
+        deltas += join_deltas(group)
         at, turn = at + size, turn + 1
-    return deltas + _joined(transcript.finish())
+    return deltas + join_deltas(transcript.finish())
 
 
 def folded(deltas) -> tuple[str, str, bytes]:
@@ -106,7 +106,7 @@ def test_hidden_tokens_have_no_text_but_their_log_probability(tokenizer):
 
 def test_the_order_of_content_and_thinking_is_kept_when_they_come_at_once():
     pieces = [Delta(content="a"), Delta(content="b"), Delta(thinking="c"), Delta(content="d")]
-    joined = [msgspec.structs.astuple(delta)[:2] for delta in _joined(pieces)]
+    joined = [msgspec.structs.astuple(delta)[:2] for delta in join_deltas(pieces)]
     assert joined == [("ab", ""), ("", "c"), ("d", "")]
 
 

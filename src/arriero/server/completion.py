@@ -138,7 +138,7 @@ async def _reply(
         async for message in messages:
             if isinstance(message, Tokens):
                 first = first or time.perf_counter_ns()
-                for delta in _joined(_fed(transcript, message)):
+                for delta in join_deltas(_fed(transcript, message)):
                     yield delta
                 if transcript.stopped:
                     break  # closing `messages` stops the row; what it would still say is not waited for
@@ -148,7 +148,7 @@ async def _reply(
                 raise error_of(message)
     if finished is not None and finished.reason == "cancelled":
         raise RunnerCrashed("the reply was cut off because the model was unloaded; send the request again")
-    for delta in _joined(transcript.finish()):
+    for delta in join_deltas(transcript.finish()):
         yield delta
     now = time.perf_counter_ns()
     yield Final(
@@ -184,7 +184,7 @@ def _fed(transcript: Transcript, message: Tokens) -> list[Delta]:
     return deltas
 
 
-def _joined(deltas: list[Delta]) -> list[Delta]:
+def join_deltas(deltas: list[Delta]) -> list[Delta]:
     """What came at once with neighbours of one kind made one piece."""
     joined: list[Delta] = []
     for delta in deltas:

@@ -158,21 +158,8 @@ class DebugInfo(msgspec.Struct, omit_defaults=True):
     image_count: int = 0
 
 
-class Metrics(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Counts and nanoseconds of the final object; zero is left out."""
-
-    total_duration: int = 0
-    load_duration: int = 0
-    prompt_eval_count: int = 0
-    prompt_eval_duration: int = 0
-    eval_count: int = 0
-    eval_duration: int = 0
-    prompt_cached_count: int = 0
-    """Prompt tokens that were not computed again (ours; included in `prompt_eval_count`)."""
-
-
-class ChatReply(Metrics, kw_only=True, omit_defaults=True):
-    """One object of a chat reply, streamed or whole."""
+class ChatReply(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One object of a chat reply, streamed or whole. Durations are nanoseconds; what is zero is left out."""
 
     model: str
     created_at: str
@@ -180,12 +167,20 @@ class ChatReply(Metrics, kw_only=True, omit_defaults=True):
     done: bool
     done_reason: str = ""
     logprobs: list[Logprob] = []
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+    prompt_eval_duration: int = 0
+    prompt_cached_count: int = 0
+    """Prompt tokens that were not computed again (ours; included in `prompt_eval_count`)."""
+    eval_count: int = 0
+    eval_duration: int = 0
     truncated: Truncated | None = None
     debug_info: DebugInfo | None = msgspec.field(default=None, name="_debug_info")
 
 
-class GenerateReply(Metrics, kw_only=True, omit_defaults=True):
-    """One object of a generate reply, streamed or whole."""
+class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One object of a generate reply, streamed or whole. Durations are nanoseconds; what is zero is left out."""
 
     model: str
     created_at: str
@@ -196,6 +191,14 @@ class GenerateReply(Metrics, kw_only=True, omit_defaults=True):
     context: list[int] = []
     tool_calls: list[ToolCall] = []
     logprobs: list[Logprob] = []
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+    prompt_eval_duration: int = 0
+    prompt_cached_count: int = 0
+    """Prompt tokens that were not computed again (ours; included in `prompt_eval_count`)."""
+    eval_count: int = 0
+    eval_duration: int = 0
     truncated: Truncated | None = None
     debug_info: DebugInfo | None = msgspec.field(default=None, name="_debug_info")
 

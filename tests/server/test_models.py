@@ -1,0 +1,97 @@
+"""Opening models by name: once per model, never remembering a failure."""
+
+import asyncio
+import threading
+
+import pytest
+
+from arriero.errors import CheckpointError, NotFound, UnsupportedFeature
+from arriero.server import models
+from arriero.server.models import Models, find
+from arriero.store.store import Store
+from tests.helpers.stored_model import put_model
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    store = Store(tmp_path)
+    put_model(store)
+    return store
+
+
+async def test_many_requests_at_once_open_a_model_once(store, monkeypatch):
+    opened, real = [], models.ModelText.open
+
+    def slow(source, template=None):
+        opened.append(source)
+        threading.Event().wait(0.05)
+        return real(source, template)
+
+    monkeypatch.setattr(models.ModelText, "open", slow)
+    cache = Models()
+    found = await asyncio.gather(*(cache.open(store, "tiny") for _ in range(8)))
+    assert len(opened) == 1
+    assert len({id(model.text) for model in found}) == 1
+
+
+async def test_one_who_leaves_does_not_take_the_model_from_the_others(store, monkeypatch):
+    real = models.ModelText.open
+
+    def slow(source, template=None):
+        threading.Event().wait(0.1)
+        return real(source, template)
+
+    monkeypatch.setattr(models.ModelText, "open", slow)
+    cache = Models()
+    first = asyncio.create_task(cache.open(store, "tiny"))
+    second = asyncio.create_task(cache.open(store, "tiny"))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    assert (await second).text.capabilities == ("completion",)
+
+
+async def test_a_failure_is_not_remembered(store, monkeypatch):
+    real, broken = models.ModelText.open, [True]
+
+    def sometimes(source, template=None):
+        if broken:
+            raise CheckpointError("damaged")
+        return real(source, template)
+
+    monkeypatch.setattr(models.ModelText, "open", sometimes)
+    cache = Models()
+    with pytest.raises(CheckpointError):
+        await cache.open(store, "tiny")
+    broken.clear()
+    assert (await cache.open(store, "tiny")).asked == "tiny"
+
+
+async def test_only_the_latest_models_stay_open(store):
+    for number in range(models._KEPT + 2):
+        put_model(store, f"m{number}", system=f"{number}")
+    cache = Models()
+    for number in range(models._KEPT + 2):
+        await cache.open(store, f"m{number}")
+    assert len(cache._texts) == models._KEPT
+
+
+async def test_a_model_made_anew_under_its_name_is_opened_anew(store):
+    cache = Models()
+    before = await cache.open(store, "tiny")
+    put_model(store, "tiny", context_length=99)
+    after = await cache.open(store, "tiny")
+    assert (before.context_length, after.context_length) == (4096, 99)
+
+
+def test_names_are_looked_up_as_they_are_before_a_local_suffix_is_cut(store):
+    assert str(find(store, "tiny:local").name) == "tiny:latest"
+    store.copy("tiny", "tiny:local")
+    assert str(find(store, "tiny:local").name) == "tiny:local"
+    with pytest.raises(NotFound, match="model '' not found"):
+        find(store, "")
+
+
+async def test_a_missing_capability_is_said_with_the_name_as_asked(store):
+    model = await Models().open(store, "Tiny")
+    with pytest.raises(UnsupportedFeature, match=r'^"Tiny" does not support insert$'):
+        model.require("insert")
