@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +47,7 @@ class FaultyModel(TinyModel):
         self.warm = False
 
     def forward(self, batch: Batch) -> Hidden:
+        assert threading.current_thread() is threading.main_thread(), "array work on another thread"
         if self.warm and batch.tokens.size > 1 and self.bad_token in batch.tokens.tolist():
             raise {"RuntimeError": RuntimeError, "MemoryError": MemoryError}[self.error]("injected fault")
         if self.warm:

@@ -61,9 +61,11 @@ def main(arguments: list[str]) -> int:
         engine = start(config, channel)
         if engine is None:
             return 1
-        serve(engine, channel)
-        engine.close()
-        channel.send(engine.drain())
+        try:
+            serve(engine, channel)
+            engine.close()
+        finally:
+            channel.send(engine.drain())
         return 0
     except Interrupted:
         return 0
@@ -121,10 +123,10 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
         prefill_chunk=config.prefill_chunk or (512 if on_cpu() else 2048),
         cache_bytes=max(config.memory_limit - loaded.weight_bytes, 1) if config.memory_limit else 0,
     )
-    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits)
     report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
-    warm_up(engine)
+    warm_up(Engine(loaded.model, Sampler(facts.vocab_size, context), limits))
     wire_weights()
+    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits)
     mx.reset_peak_memory()
     return engine, Ready(
         architecture=facts.architecture,

@@ -31,7 +31,6 @@ class Row:
 
     __slots__ = (
         "admitted_at",
-        "cached",
         "caches",
         "decode_started_at",
         "generated",
@@ -59,7 +58,6 @@ class Row:
         """Bytes that admission counts for this row."""
         self.phase = Phase.WAITING
         self.caches: RowCaches = []
-        self.cached = 0
         self.position = 0
         """Tokens forwarded (or dispatched) so far = the position that the next one takes."""
         self.sampled = 0
@@ -110,7 +108,7 @@ class Row:
             id=self.id,
             reason=reason,  # type: ignore[arg-type]
             prompt_tokens=len(self.prompt),
-            cached_tokens=self.cached,
+            cached_tokens=0,
             generated_tokens=self.generated,
             prefill_ns=decoding - started,
             decode_ns=max(self.last_token_at - decoding, 0) if self.generated else 0,

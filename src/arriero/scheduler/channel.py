@@ -32,7 +32,7 @@ class SocketDirectory:
 
     def endpoint(self) -> str:
         """A new `ipc://` address."""
-        if self._path is None:
+        if self._path is None or not self._path.is_dir():
             path = tempfile.mkdtemp(prefix="arriero-")
             if len(os.fsencode(path)) > _LONGEST_ADDRESS - 10:
                 os.rmdir(path)

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from arriero.errors import OutOfMemory
 
 SCRATCH_BYTES = 256 << 20
 """Room for the intermediates of a forward in one runner."""
-
-MACHINE_SHARE = 0.9
-"""Part of the machine's memory that runners may be promised when no limit is set."""
-
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(slots=True)
@@ -113,17 +105,6 @@ class Ledger:
         for account in changed:
             account.granted = grants[id(account)]
         return changed
-
-
-def machine_memory() -> int:
-    """Bytes that runners may be promised on this machine: a share of its memory, or of its control group's."""
-    limits = [int(psutil.virtual_memory().total)]
-    for name in _CGROUP_LIMITS:
-        path = Path(name)
-        text = path.read_text().strip() if path.is_file() else ""
-        if text.isdigit():
-            limits.append(int(text))
-    return int(min(limits) * MACHINE_SHARE)
 
 
 def gibibytes(count: int) -> str:

@@ -19,6 +19,8 @@ STOP_SECONDS = 5.0
 
 LAST_LINE_BYTES = 256
 _READ_BYTES = 65536
+_LEVELS = {name.encode(): level for name, level in logging.getLevelNamesMapping().items()}
+"""First words of a runner's own log lines."""
 
 
 class RunnerProcess:
@@ -73,7 +75,7 @@ class RunnerProcess:
 
     @property
     def last_line(self) -> str:
-        """The last line of its standard error, at most 256 bytes of it; '' when it said nothing."""
+        """The last line of its standard error that is no mere information, at most 256 bytes of it, or ''."""
         return self._last[:LAST_LINE_BYTES].decode("utf-8", "replace")
 
     @property
@@ -81,6 +83,8 @@ class RunnerProcess:
         """Why it ended, for an error message: its last line, else its exit status."""
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        if code == -signal.SIGKILL:
+            how += ", as systems do when memory runs out"
         return f"{self.last_line} ({how})" if self.last_line else how
 
     async def wait(self) -> int:
@@ -126,5 +130,8 @@ class RunnerProcess:
         for line in lines:
             text = line.strip()
             if text:
-                self._last = text
-                self._log.info("%s", text.decode("utf-8", "replace"))
+                word, _, rest = text.partition(b" ")
+                level = _LEVELS.get(word)
+                if level is None or level > logging.INFO:
+                    self._last = text
+                self._log.log(level or logging.INFO, "%s", (rest if level else text).decode("utf-8", "replace"))

@@ -18,7 +18,8 @@ from arriero.scheduler.channel import SocketDirectory
 from arriero.scheduler.context import choose_context, row_bytes
 from arriero.scheduler.entry import Entry, State
 from arriero.scheduler.lease import Lease, LoadedModel, LoadRequest
-from arriero.scheduler.ledger import SCRATCH_BYTES, Account, Ledger, gibibytes, machine_memory
+from arriero.scheduler.ledger import SCRATCH_BYTES, Account, Ledger, gibibytes
+from arriero.scheduler.memory import machine_memory
 from arriero.scheduler.runner import Runner
 from arriero.settings import Settings
 
