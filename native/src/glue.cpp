@@ -118,7 +118,7 @@ mx::array glu(const mx::array& gate, const mx::array& up, bool gelu) {
 }
 
 mx::array argmax(const mx::array& x) {
-  if (!is_float(x.dtype()) || x.ndim() < 1 || x.shape(-1) == 0) bad("argmax", "x must have a float dtype and be nonempty");
+  if (!is_float(x.dtype()) || x.ndim() < 1 || x.shape(-1) == 0) bad("argmax", "x must be nonempty floats");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroArgmax");
   call->plan = [](const Arrays& in, Arrays& out) -> Task {
     if (out[0].size() == 0) return [] {};

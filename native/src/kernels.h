@@ -1,4 +1,4 @@
-// The kernels' interface: plain structures, no MLX type. Everything behind a Table is compiled once per instruction set.
+// The kernels' interface: plain structures, no MLX type. What is behind a Table is compiled once per instruction set.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +22,7 @@ struct Product {
   const void *scales, *biases;
   int st;  // type of scales and biases (U8 for the fp modes)
   float gscale;
+  const float* row_scales;  // one per output column (row of w), or null
   void* y;
   int yt;
   bool exact;               // false allows 7-bit activations in prefill

@@ -71,8 +71,9 @@ mx::array product_call(const char* label, const mx::array& x, const mx::array& w
     if (out[0].size() == 0) return [] {};
     if (in[0].size() == 0) return [p = out[0].data<char>(), n = out[0].nbytes()] { std::memset(p, 0, n); };
     const float* g = scaled ? in.back().data<float>() : nullptr;
-    return [p = make(q, in, out[0]), g]() mutable {
-      if (g) p.gscale = *g;
+    return [p = make(q, in, out[0]), g, by_row = scaled && in.back().size() > 1]() mutable {
+      if (by_row) p.row_scales = g;
+      else if (g) p.gscale = *g;
       table().product(p);
     };
   };
@@ -123,7 +124,8 @@ mx::array quantized_matmul(const mx::array& x, const mx::array& w, const mx::arr
   const Quant q = check("quantized_matmul", x, w, scales, biases, group_size, bits, mode, exact, 0);
   Arrays in{x, w, scales};
   if (biases) in.push_back(*biases);
-  if (global_scale) in.push_back(as_scale("quantized_matmul", *global_scale, 1));
+  if (global_scale)
+    in.push_back(as_scale("quantized_matmul", *global_scale, global_scale->size() > 1 ? w.shape(0) : 1));
   return product_call("ArrieroQuantizedMatmul", x, w, std::move(in), q, global_scale.has_value());
 }
 
@@ -150,7 +152,8 @@ mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& sc
 
 mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& indices) {
   if (!is_float(x.dtype()) || !is_float(w.dtype())) bad("gather_mm", "x and w must be float32, float16 or bfloat16");
-  if (x.ndim() != 2 || w.ndim() != 3 || x.shape(-1) != w.shape(2)) bad("gather_mm", "x [T, K] and w [E, N, K] disagree");
+  if (x.ndim() != 2 || w.ndim() != 3 || x.shape(-1) != w.shape(2))
+    bad("gather_mm", "x [T, K] and w [E, N, K] disagree");
   Arrays in{x, w, mx::astype(indices, mx::int32, cpu_stream())};
   return experts_call("gather_mm", x, w, std::move(in), Quant{DENSE, 0, 1, true}, indices, false);
 }

@@ -126,8 +126,8 @@ struct Bits {
     return _mm512_srlv_epi32(_mm512_shuffle_epi8(v, bytes), shift);
   }
 };
-// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd elements,
-// and x is laid out likewise.
+// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd ones, and
+// x is laid out likewise.
 template <int F, int BITS>
 struct Unpack;
 template <int BITS>
@@ -160,7 +160,9 @@ struct Unpack<AFFINE, 4> {
   inline Ctx group(const float* s, const float* b) const { return {fma(codes, splat(*s), splat(*b)), zero()}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const { look_up(c.a, c.a, w, v); }
 };
-static inline V fp4_values() { return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0); }
+static inline V fp4_values() {
+  return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0);
+}
 template <>
 struct Unpack<MXFP4, 4> {
   static constexpr bool kSplit = true;

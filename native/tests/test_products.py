@@ -106,6 +106,12 @@ def test_global_scale(rng, mode, bits, group):
     for scale in (0.37, mx.array([0.37])):
         y = cpu.quantized_matmul(x, *q, group_size=group, bits=bits, mode=mode, global_scale=scale)
         assert error(y, f64(x) @ w.T * 0.37) < 2e-6
+    scale = rng.uniform(0.5, 2.0, 24).astype(np.float32)
+    x = normal(rng, 20, 128, dtype=mx.bfloat16)
+    for m, exact in ((1, True), (20, True), (20, False)):
+        how = {"group_size": group, "bits": bits, "mode": mode, "exact": exact}
+        y = cpu.quantized_matmul(x[:m], *q, global_scale=mx.array(scale), **how)
+        assert error(y, f64(x[:m]) @ w.T * scale) < (4e-3 if exact else 2e-2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

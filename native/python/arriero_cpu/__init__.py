@@ -73,9 +73,9 @@ def quantized_matmul(
 ) -> mx.array:
     """``x @ dequantised(w).T`` with ``w`` in MLX's packed layout; the result has ``x``'s dtype.
 
-    Affine scales and biases may be float16, bfloat16 or float32 whatever ``x`` is. ``global_scale`` multiplies the
-    result. A row's result does not depend on the other rows, unless ``exact=False``, which lets products of many
-    float16 or bfloat16 rows use 7-bit activations.
+    Affine scales and biases may be float16, bfloat16 or float32 whatever ``x`` is. ``global_scale``, one float or one
+    per row of ``w``, multiplies the result. A row's result does not depend on the other rows; ``exact=False`` lets
+    products of many float16 or bfloat16 rows use 7-bit activations.
     """
     return _native.quantized_matmul(x, w, scales, biases, group_size, bits, mode, _scale(global_scale), exact)
 
