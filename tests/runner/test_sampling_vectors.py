@@ -44,6 +44,7 @@ def token(made: Sampler, logits) -> int:
         ({"presence_penalty": 6, "repeat_last_n": -1}, [1] + [0] * 128, [0, 5, 4], 1),
         ({"repeat_penalty": 0, "repeat_last_n": 1}, [1], [0, 5, 4], 1),
         ({"frequency_penalty": 2}, [], [0, 5, 4], 1),
+        ({"presence_penalty": 6}, [], [5, 4, 0], 0),
         ({"temperature": 1, "top_k": 1}, [], [1, 5, 4], 1),
         ({"temperature": 1, "top_p": 0.4}, [], np.log([0.5, 0.3, 0.2]), 0),
         ({"temperature": 1, "min_p": 0.7}, [], np.log([0.5, 0.3, 0.2]), 0),
@@ -138,6 +139,7 @@ def test_a_chain_equals_committing_its_drafts_one_by_one():
         for prior in ([], [0], [0, 1, 2, 3, 4]):
             chained = sampler(prior, vocab=9, temperature=1, frequency_penalty=1, repeat_last_n=window)
             serial = sampler(prior, vocab=9, temperature=1, frequency_penalty=1, repeat_last_n=window)
+            chained.add("wider", options(repeat_penalty=2.0, repeat_last_n=11), [3, 3, 3])
             logits = mx.random.normal((5, 9), key=mx.random.key(window))
             drafts = mx.array([5, 1, 5, 7], mx.int32)
             together = np.array(chained.distribution("row", logits, drafts).probs)

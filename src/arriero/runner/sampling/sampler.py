@@ -112,7 +112,6 @@ class Sampler:
         self._rows[row] = _Row(chosen, stream, max(options.top_logprobs, 0) if options.logprobs else None)
         if chosen.window:
             self._history.add(row, chosen.window, prompt)
-        self._plans.clear()
 
     def remove(self, row: Hashable) -> None:
         """Forget a row; nothing happens for one that is not here."""

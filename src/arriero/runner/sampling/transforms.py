@@ -18,7 +18,7 @@ from arriero.runner.messages import SamplingOptions
 from arriero.runner.sampling.distribution import Distribution, normalised
 
 COLDEST = 1e-30
-"""Temperatures below are greedy: in float32 they would divide by zero."""
+"""Temperatures below are greedy: in float32, scores divided by them would be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,11 @@ def distribution(scores: mx.array, parameters: Parameters) -> Distribution:
     ids: mx.array | None = None
     if parameters.top_k:
         scores, ids = top_k_values(scores, parameters.top_k)
-    # The greatest score is taken off first: a tiny temperature would make infinities of the scores themselves.
-    scores = (scores - mx.max(scores, axis=-1, keepdims=True)) / parameters.temperature
-    probs = mx.softmax(scores, axis=-1, precise=True)
+    probs = mx.softmax(scores / parameters.temperature, axis=-1, precise=True)
     if parameters.typical_p is not None:
         probs = normalised(typical(probs, parameters.typical_p))
     if parameters.top_p is not None:
-        probs = nucleus(probs, parameters.top_p, descending=ids is not None and parameters.typical_p is None)
+        probs = nucleus(probs, parameters.top_p, descending=ids is not None)
     if parameters.min_p is not None:
         least = mx.max(probs, axis=-1, keepdims=True) * parameters.min_p
         probs = probs * (probs >= least)
@@ -141,7 +139,8 @@ def distribution(scores: mx.array, parameters: Parameters) -> Distribution:
 def nucleus(probs: mx.array, top_p: mx.array, descending: bool) -> mx.array:
     """Probabilities `[n, m]` with those outside the smallest leading set of mass `top_p` `[n, 1]` zeroed.
 
-    A token stays while the mass before it is below `top_p`, so at least one stays. `descending`: they are in order.
+    A token stays while the mass before it is below `top_p`, so at least one stays. `descending`: they are in order (but
+    for zeros, which have no mass).
     """
     if descending:
         return probs * (_mass_before(probs) < top_p)
