@@ -35,6 +35,11 @@ def test_no_stop_token_is_printed(tmp_path: Path) -> None:
     assert decoder.feed(sorted(text.stop_ids)) + decoder.flush() == ""
 
 
+def test_an_ordinary_token_named_as_padding_keeps_its_text(tmp_path: Path) -> None:
+    text = model(tmp_path / "m", config={"pad_token_id": 0}, chat_template=CHATML)
+    assert StreamDecoder(text.tokenizer).feed([0]) == text.tokenizer.token_text(0) == "!"
+
+
 @pytest.mark.parametrize("value", [None, [], [None], True, -1, 10**9, "5"])
 def test_values_that_are_no_tokens_add_nothing(tmp_path: Path, value: object) -> None:
     text = model(tmp_path / "m", generation_config={"eos_token_id": value}, chat_template=CHATML)

@@ -38,6 +38,20 @@ def test_the_date_is_todays() -> None:
     assert Template("{{ strftime_now('%Y') }}").render({}) == time.strftime("%Y")
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'Name: {}'.format('x') }}", "Name: x"),
+        ("{{ '{{\"n\": {}, 20250101}}'.format(7) }}", '{"n": 7, 20250101}'),
+        ("{{ '{:>5}|{:.2f}'.format('a', 1) }}", "    a|1.00"),
+        ("{{ '%5d|%s|100%%|2025123' % (1, 'a*b') }}", "    1|a*b|100%|2025123"),
+        ("{{ 'since %s * 12345' | format(1) }}", "since 1 * 12345"),
+    ],
+)
+def test_ordinary_formatting_is_no_attack(source: str, text: str) -> None:
+    assert Template(source).render({}) == text
+
+
 def test_a_large_template_runs() -> None:
     source = "{%- if x -%}yes{%- else -%}no{%- endif -%}" * 1000
     assert Template(source).render({"x": 1}) == "yes" * 1000

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
+from string import Formatter
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +34,8 @@ MAX_COUNT = 1_000_000
 MAX_BITS = 8192
 """Size of an integer."""
 _HUGE_FIELD = re.compile(r"[0-9]{5,}")
+_PERCENT = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
+"""A printf-style field's flags, width and precision."""
 
 
 class LimitReached(Exception):
@@ -183,8 +186,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(wrapped)
         def limited(*args: Any, **kwargs: Any) -> str:
-            if re.search(r":[^{}]*\{", layout) or _HUGE_FIELD.search(layout):
-                raise LimitReached("it formats a field of unknown or huge width")
+            for _, _, spec, _ in Formatter().parse(layout):
+                if spec and ("{" in spec or _HUGE_FIELD.search(spec)):
+                    raise LimitReached("it formats a field of unknown or huge width")
             budget = _current.get()
             largest = sum(budget.spelled(item) for item in (*args, *kwargs.values()))
             budget.text(len(layout) + layout.count("{") * (largest + 10_000))
@@ -268,7 +272,7 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
 def _check_layout(budget: Budget, layout: str | bytes, values: Any) -> None:
     """printf-style formatting: no width from outside, and none of more than four digits."""
     text = layout.decode("latin-1") if isinstance(layout, bytes) else layout
-    if re.search(r"%[-+ #0-9.]*\*", text) or _HUGE_FIELD.search(text):
+    if any("*" in spec or _HUGE_FIELD.search(spec) for spec in _PERCENT.findall(text)):
         raise LimitReached("it formats a field of unknown or huge width")
     budget.text(len(text) + text.count("%") * (budget.spelled(values) + 10_000))
 

@@ -42,7 +42,8 @@ class Tokenizer:
         self.add_bos = self.bos_id is not None and _adds_bos(core, files, self.bos_id)
         self.stop_ids = stop_token_ids(self, files, templates)
         """Every token that ends a reply; none of them is ever printed."""
-        self.hidden_ids = self.stop_ids | {i for i in (self.bos_id, self.eos_id, self.pad_id) if i is not None}
+        # Some models name an ordinary token as their padding; that one keeps its text.
+        self.hidden_ids = self.stop_ids | (self.control_ids & {self.bos_id, self.eos_id, self.pad_id})
         """Tokens that have no text in a reply."""
 
     @classmethod
