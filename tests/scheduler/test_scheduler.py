@@ -233,7 +233,7 @@ async def test_rows_that_wait_in_a_runner_count_for_the_queue(make):
 
 
 async def test_a_slow_load_does_not_hold_up_another_model(make):
-    scheduler = make(Script(load_delay=0.5, load_steps=4, replies=[Reply(tokens=[7])]))
+    scheduler = make(Script(load_delay=0.4, load_steps=2, replies=[Reply(tokens=[7])]))
     async with await scheduler.lease(load_request("a")) as lease:
         slow = asyncio.create_task(scheduler.lease(load_request("b")))
         await asyncio.sleep(0.1)

@@ -104,38 +104,53 @@ class Channel:
 
     def _run(self) -> None:
         context = zmq.Context()
+        try:
+            socket, monitor = self._connect(context)
+            self._move(socket, monitor)
+            self._end_grace()
+            self._flush(socket)
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close()
+        except Exception:
+            log.exception("the message thread failed")
+            self.interrupt()
+            self._end_grace()
+        finally:
+            context.destroy()
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """The socket to the server, and the one that tells of its end."""
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, _LINGER_MILLISECONDS)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self._endpoint)
+        return socket, monitor
+
+    def _move(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        """Move messages until either side has nothing more to say or is gone."""
         poller = zmq.Poller()
         for source in (socket, monitor, self._wake_read):
             poller.register(source, zmq.POLLIN)
-        try:
-            while not self._done.is_set():
-                ready = dict(poller.poll(_POLL_MILLISECONDS))
-                if self._wake_read in ready:
-                    os.read(self._wake_read, 65536)
-                if socket in ready:
-                    self._take(socket)
-                gone = monitor in ready and recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
-                if gone or (not ready and orphaned(self._parent)):
-                    self.interrupt()
-                    break
-                self._flush(socket)
-                if self.closed:
-                    break
-            if not self._done.wait(GRACE_SECONDS):
-                log.warning("the computation did not stop in %g s; the runner ends under it", GRACE_SECONDS)
-                os._exit(1)
+        while not self._done.is_set() and not self.closed:
+            ready = dict(poller.poll(_POLL_MILLISECONDS))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 65536)
+            if socket in ready:
+                self._take(socket)
+            gone = monitor in ready and recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+            if gone or (not ready and orphaned(self._parent)):
+                self.interrupt()
+                return
             self._flush(socket)
-        finally:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close()
-            context.term()
+
+    def _end_grace(self) -> None:
+        """Wait for the array thread's last words; end the process under it when they don't come."""
+        if not self._done.wait(GRACE_SECONDS):
+            log.warning("the computation did not stop in %g s; the runner ends under it", GRACE_SECONDS)
+            os._exit(1)
 
     def _take(self, socket: zmq.Socket[bytes]) -> None:
         """Move everything that has arrived to the inbox; answer status requests."""

@@ -1,8 +1,8 @@
 """The engine: continuous batching of rows over one model, all on one thread.
 
-Each step dispatches one packed forward with one token of every decoding row and up to `prefill_chunk` prompt tokens of
-rows that have not got so far, and then reads the forward before it. Rows join and leave at any step. Token ids in,
-messages out; refuses to know processes, sockets and text.
+Each step dispatches one packed forward with one token of every decoding row and some prompt tokens of rows that have
+not got so far, and then reads the forward before it. Rows join and leave at any step. Token ids in, messages out; refuses
+to know processes, sockets and text.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ CLEAR_EVERY = 256
 """Generated tokens between two clearings of MLX's buffer cache, which otherwise grows with each new shape."""
 
 
+CHUNK_SHARE = 4
+"""Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What rows may take."""
@@ -37,6 +41,7 @@ class Limits:
     """Most tokens of one row, prompt and reply."""
     max_rows: int = 8
     prefill_chunk: int = 512
+    """Most prompt tokens in one forward."""
     cache_bytes: int = 0
     """Bytes that admitted rows may reserve together; 0 = no limit."""
 
@@ -186,7 +191,8 @@ class Engine:
         running = [row for row in decoding if row.sampled]
         if len(running) != len(decoding):
             running += [row for row in decoding if not row.sampled]
-        chunks = plan_chunks(self._rows, self.limits.prefill_chunk)
+        budget = self.limits.prefill_chunk
+        chunks = plan_chunks(self._rows, max(budget // CHUNK_SHARE, 1) if running else budget)
         if not running and not chunks:
             self._pipeline.latest = None
             return
