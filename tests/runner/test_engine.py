@@ -346,15 +346,38 @@ def test_closing_ends_every_row(model):
     assert [replies[row].reason for row in "ab"] == ["cancelled", "cancelled"]
 
 
-@pytest.mark.parametrize("layers", ["ff", "ss"])
-def test_two_thousand_steps_leave_memory_flat(layers):
-    """R10: nothing grows with the tokens of a row but its caches, which are grown before the first reading."""
-    engine = make_engine(TinyModel(layers=layers, context=4096))
-    engine.submit(submit("a", [1] * 300, 2300))
+def memory_beside_caches(layers: str, steps: int) -> list[int]:
+    """Bytes in use beside the caches, every hundred steps of one long row."""
+    engine = make_engine(TinyModel(layers=layers, context=steps + 400))
+    engine.submit(submit("a", [1] * 300, steps))
     readings = []
-    for step in range(2300):
+    for step in range(steps):
         engine.step()
         engine.drain()
-        if step % 100 == 0 and step >= 300:
+        if step % 100 == 0:
             readings.append(mx.get_active_memory() - engine.counts().cache_bytes)
-    assert max(readings[2:]) - min(readings[2:]) < 200_000
+    return readings
+
+
+@pytest.mark.parametrize("layers", ["ff", "ss"])
+def test_1500_steps_leave_memory_flat(layers):
+    """R10: nothing grows with the tokens of a row but its caches."""
+    readings = memory_beside_caches(layers, 1500)[4:]
+    assert max(readings) - min(readings) < 200_000
+
+
+@pytest.mark.slow
+def test_20000_steps_leave_memory_flat():
+    readings = memory_beside_caches("s", 20_000)[10:]
+    assert max(readings) - min(readings) < 200_000
+
+
+def test_500_short_requests_leave_memory_and_the_engine_as_they_were(model):
+    engine = make_engine(model)
+    readings = []
+    for request in range(500):
+        engine.submit(submit(str(request), [1 + request % 90, 2, 3], 2))
+        run(engine)
+        readings.append(mx.get_active_memory())
+    assert max(readings[50:]) - readings[49] < 10_000
+    assert not engine.sampler._rows

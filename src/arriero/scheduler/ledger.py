@@ -85,9 +85,9 @@ class Ledger:
         limit = self.limit
         if account.required > limit:
             raise OutOfMemory(
-                f"model {account.name} requires {gibibytes(account.required)} ({gibibytes(account.weights)} of weights,"
-                f" {gibibytes(account.row)} for a context, {gibibytes(account.scratch)} to work in) but only"
-                f" {gibibytes(limit)} are available; use a smaller model or num_ctx, or raise ARRIERO_MEMORY_LIMIT"
+                f"model {account.name} requires {readable(account.required)} ({readable(account.weights)} of weights,"
+                f" {readable(account.row)} for a context, {readable(account.scratch)} to work in) but only"
+                f" {readable(limit)} are available; use a smaller model or num_ctx, or raise ARRIERO_MEMORY_LIMIT"
             )
 
     def divide(self) -> list[Account]:
@@ -107,6 +107,9 @@ class Ledger:
         return changed
 
 
-def gibibytes(count: int) -> str:
-    """Bytes as `1.5 GiB`, and small figures in full."""
-    return f"{count / 2**30:.1f} GiB" if count >= 100 << 20 else f"{count} bytes"
+def readable(count: int) -> str:
+    """Bytes as people read them: `1.5 GiB`, `300 bytes`."""
+    for size, unit in ((30, "GiB"), (20, "MiB")):
+        if count >= 1 << size:
+            return f"{count / (1 << size):.1f} {unit}"
+    return f"{count} bytes"

@@ -18,7 +18,7 @@ from arriero.scheduler.channel import SocketDirectory
 from arriero.scheduler.context import choose_context, row_bytes
 from arriero.scheduler.entry import Entry, State
 from arriero.scheduler.lease import Lease, LoadedModel, LoadRequest
-from arriero.scheduler.ledger import SCRATCH_BYTES, Account, Ledger, gibibytes
+from arriero.scheduler.ledger import SCRATCH_BYTES, Account, Ledger, readable
 from arriero.scheduler.memory import machine_memory
 from arriero.scheduler.runner import Runner
 from arriero.settings import Settings
@@ -207,8 +207,8 @@ class Scheduler:
         needed = entry.account.weights + entry.account.scratch + row_bytes(wanted, ready)
         if needed > free:
             raise OutOfMemory(
-                f"model {request.name} requires {gibibytes(needed)} with a context of {wanted} tokens but only"
-                f" {gibibytes(free)} are available; lower num_ctx"
+                f"model {request.name} requires {readable(needed)} with a context of {wanted} tokens but only"
+                f" {readable(free)} are available; lower num_ctx"
             )
         entry.context, entry.account.row = wanted, row_bytes(wanted, ready)
         self._share(entry)
@@ -316,7 +316,7 @@ class Scheduler:
         entry.runner = runner
         entry.account.use = lambda: runner.cache_in_use
         ready = await runner.ready(self._settings.load_timeout)
-        log.info("%s is loaded: %s in %.1f s", entry.request.name, gibibytes(ready.weight_bytes), ready.load_seconds)
+        log.info("%s is loaded: %s in %.1f s", entry.request.name, readable(ready.weight_bytes), ready.load_seconds)
         return ready
 
     async def _settle(self, entry: Entry, ready: Ready) -> bool:
