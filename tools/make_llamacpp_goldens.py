@@ -30,7 +30,7 @@ def tokenize(program: str, model: Path, text: str) -> list[int]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        command = [program, "-m", str(model), "-f", file.name, "--ids", "--log-disable"]
+        command = [program, "-m", str(model), "-f", file.name, "--ids", "--no-escape", "--log-disable"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     ids: list[int] = json.loads(output)
     return ids
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--logits", required=True)
     options = parser.parse_args()
     prompts = (REAL / "prompts.txt").read_text("utf-8").strip().split("\n")
+    prompts = [prompt.replace("\\n", "\n") for prompt in prompts]
     text = (REAL / "text.txt").read_text("utf-8")
     for name in ("smollm2", "gemma3"):
         model = fetch(name)
