@@ -1,4 +1,5 @@
 // Chooses the instruction set, and what needs no vector code of its own.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -50,20 +51,29 @@ void experts(const Experts& e) {
     xr[o] = i / e.per_x;
     yr[o] = i;
   }
-  const size_t wsize = e.p.wrow * e.p.N;
-  const size_t ssize = e.p.format == DENSE ? 0 : (size_t)e.p.N * (e.p.K / e.p.group) * bytes_of(e.p.st);
-  for (int i = 0; i < e.experts; i++) {
+  std::vector<int> used;
+  for (int i = 0; i < e.experts; i++)
+    if (start[i + 1] > start[i]) used.push_back(i);
+  if (used.empty()) return;
+  // One fork and join for all of them: a join per expert would cost as much as a small expert.
+  const int want = (3 * pool_threads() + (int)used.size() - 1) / (int)used.size();
+  const int rows = std::max(64, ((e.p.N + want - 1) / want + 3) / 4 * 4), parts = (e.p.N + rows - 1) / rows;
+  const size_t line = e.p.format == DENSE ? 0 : (size_t)(e.p.K / e.p.group) * bytes_of(e.p.st);
+  parallel((int)used.size() * parts, [&](int t) {
+    const int i = used[t / parts], n = t % parts * rows;
+    const size_t at = (size_t)i * e.p.N + n;  // first row of w
     Product p = e.p;
     p.M = start[i + 1] - start[i];
-    if (!p.M) continue;
-    p.w += i * wsize;
-    if (p.scales) p.scales = (const char*)p.scales + i * ssize;
-    if (p.biases) p.biases = (const char*)p.biases + i * ssize;
+    p.N = std::min(rows, e.p.N - n);
+    p.w += at * p.wrow;
+    if (p.scales) p.scales = (const char*)p.scales + at * line;
+    if (p.biases) p.biases = (const char*)p.biases + at * line;
     if (e.gscales) p.gscale = e.gscales[i];
+    p.y = (char*)p.y + n * bytes_of(p.yt);
     p.xrows = xr.data() + start[i];
     p.yrows = yr.data() + start[i];
     table().product(p);
-  }
+  });
 }
 
 void rope_table(const int* positions, const float* freqs, float* out, int T, int half, float scale) {

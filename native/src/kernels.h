@@ -25,6 +25,7 @@ struct Product {
   const float* row_scales;  // one per output column (row of w), or null
   void* y;
   int yt;
+  size_t ldy;               // distance of y's rows, N or more
   bool exact;               // false allows 7-bit activations in prefill
   const int *xrows, *yrows;  // where row m is read and written; null: row m
 };

@@ -66,7 +66,7 @@ class Pool {
     start(n);
   }
   void run(int tasks, void (*f)(void*, int), void* ctx) {
-    if (tasks <= 1 || threads() == 1 || !busy_.try_lock()) {
+    if (tasks <= 1 || threads() == 1 || inside_ || !busy_.try_lock()) {
       for (int i = 0; i < tasks; i++) f(ctx, i);
       return;
     }
@@ -80,7 +80,9 @@ class Pool {
       { std::lock_guard<std::mutex> lk(m_); }
       wake_.notify_all();
     }
+    inside_ = true;
     for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(ctx, i);
+    inside_ = false;
     // Only workers that have come in are waited for: one that the system has not scheduled costs nothing.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int it = 0; state_.load(std::memory_order_acquire) != 0;) {
@@ -116,6 +118,7 @@ class Pool {
     workers_.clear();
   }
   void loop(unsigned seen) {
+    inside_ = true;
     for (;;) {
       using clock = std::chrono::steady_clock;
       const auto until = clock::now() + std::chrono::microseconds(spin_.load(std::memory_order_relaxed));
@@ -138,6 +141,7 @@ class Pool {
     }
   }
 
+  static thread_local bool inside_;  // this thread runs a task: what it starts runs in it
   static constexpr unsigned kOpen = 1u << 31;
   std::atomic<int> n_{1}, spin_{200};
   bool quit_ = false;
@@ -152,6 +156,8 @@ class Pool {
   void* ctx_ = nullptr;
   int tasks_ = 0;
 };
+
+thread_local bool Pool::inside_ = false;
 
 Pool& pool() {
   static Pool* p = [] {

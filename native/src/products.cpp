@@ -53,7 +53,7 @@ Product make(const Quant& q, const Arrays& in, const mx::array& out) {
   Product p{};
   p.format = q.format, p.bits = q.bits, p.group = q.group, p.exact = q.exact;
   p.gscale = 1;
-  p.K = x.shape(-1), p.N = w.shape(-2);
+  p.K = x.shape(-1), p.N = w.shape(-2), p.ldy = p.N;
   p.M = p.K ? (int)(x.size() / p.K) : 0;
   p.x = x.data<char>(), p.xt = type_of(x.dtype());
   p.w = w.data<uint8_t>(), p.wrow = (size_t)w.shape(-1) * w.itemsize();

@@ -2,7 +2,6 @@ import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 import pytest
-
 from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
 

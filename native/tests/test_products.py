@@ -2,7 +2,6 @@ import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 import pytest
-
 from helpers import DTYPES, TOLERANCE, error, f64, normal, same
 
 FORMATS = [("affine", b, g) for b in (1, 2, 3, 4, 5, 6, 8) for g in (32, 64, 128)]
