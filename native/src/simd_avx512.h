@@ -126,7 +126,7 @@ struct Bits {
     return _mm512_srlv_epi32(_mm512_shuffle_epi8(v, bytes), shift);
   }
 };
-// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd ones, and
+// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd ones;
 // x is laid out likewise.
 template <int F, int BITS>
 struct Unpack;
