@@ -41,7 +41,13 @@ def parse_keep_alive(value: object) -> float:
         raise InvalidRequest(
             f"keep_alive is {type(value).__name__}; it must be a number of seconds or a duration like '5m'"
         )
-    seconds = parse_duration(value) if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        seconds = parse_duration(value)
+    else:
+        try:
+            seconds = float(value)
+        except OverflowError:  # an integer beyond all floats
+            seconds = FOREVER
     if math.isnan(seconds):
         raise InvalidRequest("keep_alive is not a number")
     return FOREVER if seconds < 0 else seconds

@@ -60,6 +60,9 @@ OBSOLETE = frozenset(
 """Names that old clients still send: accepted with a warning, without effect."""
 
 
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
 def unknown_option(name: str) -> InvalidRequest:
     """The error for an option that nobody knows, with the list of those that exist."""
     return InvalidRequest(f"unknown option '{name}'; the options are {', '.join(sorted(OPTIONS))}")
@@ -89,13 +92,12 @@ def parse_parameter(name: str, texts: list[str]) -> Any:
     if option.kind == "string list":
         return list(texts)
     text = texts[-1].strip()
-    try:
-        if option.kind == "integer":
-            return int(text)
-        if option.kind == "float32":
-            return float(text)
-    except ValueError:
-        raise InvalidRequest(f"invalid {'int' if option.kind == 'integer' else 'float'} value [{text}]") from None
+    if option.kind in ("integer", "float32"):
+        try:
+            return _typed(option, int(text) if option.kind == "integer" else float(text))
+        except ValueError:
+            kind = "int" if option.kind == "integer" else "float"
+            raise InvalidRequest(f"invalid {kind} value [{text}] for {name}") from None
     if text.lower() in ("1", "t", "true"):
         return True
     if text.lower() in ("0", "f", "false"):
@@ -107,7 +109,7 @@ def _typed(option: Option, value: Any) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if option.kind == "integer" and number and value == value and abs(value) < 2**63:
         return int(value)
-    if option.kind == "float32" and number:
+    if option.kind == "float32" and number and abs(value) <= _LARGEST_FLOAT32:
         return float(value)
     if option.kind == "boolean" and isinstance(value, bool):
         return value
@@ -117,4 +119,10 @@ def _typed(option: Option, value: Any) -> Any:
         what = "of an array of strings"
     else:
         what = f"of type {option.kind}"
-    raise InvalidRequest(f'option "{option.name}" must be {what}; it is {value!r}')
+    raise InvalidRequest(f'option "{option.name}" must be {what}; it is {shortened(value)}')
+
+
+def shortened(value: object) -> str:
+    """A value as an error message shows it: its front, when it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -74,12 +76,31 @@ def cli(ctx: click.Context, version: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; errors go to stderr as `Error: …`. Exit codes: 0, 1 for errors, 130 for an interrupt."""
+    _prepare_streams()
     sys.exit(_run(args))
+
+
+def _prepare_streams() -> None:
+    """Make writing safe wherever it goes: text is UTF-8 whatever the locale says, and a closed stream is /dev/null."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            # Left free, the number would go to the next file or socket that is opened.
+            os.open(os.devnull, os.O_RDWR)
+        if number:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _run(args: Sequence[str] | None) -> int:
     try:
         result: Any = cli.main(args=None if args is None else list(args), prog_name="arriero", standalone_mode=False)
+        sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return 130
     except click.ClickException as error:
@@ -88,9 +109,17 @@ def _run(args: Sequence[str] | None) -> int:
         return _fail(str(error))
     except BrokenPipeError:
         # The reader of our output is gone (`arriero list | head -1`): nobody to tell, and nothing went wrong here.
-        sys.stderr.close()
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or it would fail again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str) -> int:

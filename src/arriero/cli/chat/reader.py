@@ -13,7 +13,7 @@ from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
-from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.history import History
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
@@ -25,9 +25,11 @@ QUOTES = '"""'
 class JsonHistory(History):
     """One JSON string a line, so that an entry of several lines stays one entry."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keeps: bool = True) -> None:
         super().__init__()
         self._path = path
+        self.keeps = keeps
+        """Whether new entries are added to the file."""
 
     def load_history_strings(self) -> Iterable[str]:
         if not self._path.exists():
@@ -44,6 +46,8 @@ class JsonHistory(History):
         return reversed(entries)
 
     def store_string(self, string: str) -> None:
+        if not self.keeps:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_text("utf-8", "replace").splitlines() if self._path.exists() else []
         lines = [*lines[1 - _HISTORY_LENGTH :], json.dumps(string, ensure_ascii=False)]
@@ -53,10 +57,11 @@ class JsonHistory(History):
 
 
 class Block:
-    """Gathers the lines of a message that starts with triple quotes."""
+    """Gathers the lines of a message, or of a `/set system`, whose text starts with triple quotes."""
 
     def __init__(self) -> None:
         self._lines: list[str] | None = None
+        self._before = ""
 
     @property
     def open(self) -> bool:
@@ -66,14 +71,15 @@ class Block:
     def feed(self, text: str) -> str | None:
         """The whole message once it is complete, else None."""
         if self._lines is None:
-            if not text.startswith(QUOTES):
+            self._before, quotes, inside = text.partition(QUOTES)
+            if not quotes or self._before.split() not in ([], ["/set", "system"]):
                 return text
-            text = text[len(QUOTES) :]
+            text = inside
             self._lines = []
         if text.rstrip().endswith(QUOTES):
             lines = [*self._lines, text.rstrip()[: -len(QUOTES)]]
             self._lines = None
-            return "\n".join(lines).strip("\n")
+            return self._before.lstrip() + "\n".join(lines).strip("\n")
         self._lines.append(text)
         return None
 
@@ -85,11 +91,12 @@ class Block:
 class Reader:
     """The prompt. It is drawn on stderr when stdout is not a terminal, so that stdout holds replies only."""
 
-    def __init__(self, history: Path | None, placeholder: str = "Send a message (/? for help)") -> None:
+    def __init__(self, history: Path, *, keeps: bool, placeholder: str = "Send a message (/? for help)") -> None:
         self._block = Block()
+        self._history = JsonHistory(history, keeps)
         self._placeholder = placeholder
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if history is None else JsonHistory(history),
+            history=self._history,
             key_bindings=_bindings(),
             enable_open_in_editor=True,
             enable_suspend=True,
@@ -99,6 +106,10 @@ class Reader:
         editor = os.environ.get("ARRIERO_EDITOR") or os.environ.get("OLLAMA_EDITOR")
         if editor:
             os.environ["VISUAL"] = editor
+
+    def keep_history(self, keeps: bool) -> None:
+        """Whether messages are remembered for later sessions."""
+        self._history.keeps = keeps
 
     def message(self) -> str:
         """The next message; raises EOFError at Ctrl-D on an empty line and KeyboardInterrupt at Ctrl-C."""

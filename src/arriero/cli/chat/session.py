@@ -30,20 +30,20 @@ class Session:
     verbose: bool = False
     wrap: bool = True
     hide_thinking: bool = False
-    use_history: bool = True
     system: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    reader: Reader | None = None
+    """The prompt, once the conversation is open."""
 
     def loop(self) -> int:
         """Read, ask and print until the person leaves; the exit code."""
         if not self.load(self.model):
             return 1
-        keeps = self.use_history and not self.settings.no_history
-        reader = Reader(self.settings.home / "history.jsonl" if keeps else None)
+        self.reader = Reader(self.settings.home / "history.jsonl", keeps=not self.settings.no_history)
         self._replay()
         with typed_ahead():
-            return self._converse(reader)
+            return self._converse(self.reader)
 
     def _converse(self, reader: Reader) -> int:
         while True:
@@ -64,6 +64,9 @@ class Session:
                     self.say(text)
             except Leave:
                 return 0
+            except KeyboardInterrupt:
+                # Ends what the command waited for (a load, a create), not the conversation.
+                click.echo(err=True)
             except (ArrieroError, click.ClickException) as error:
                 message = error.format_message() if isinstance(error, click.ClickException) else str(error)
                 click.echo(f"Error: {message}", err=True)

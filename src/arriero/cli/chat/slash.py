@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ HELP = """Available Commands:
 Use \"\"\" to begin a multi-line message."""
 
 HELP_SET = """Available Commands:
-  /set parameter NAME VALUE...  Set a parameter
+  /set parameter NAME VALUE...  Set a parameter ("a b" = one value with a blank)
   /set system <string>          Set system message
   /set history                  Enable history
   /set nohistory                Disable history
@@ -70,6 +71,7 @@ _EMPTY = {
     "system": "No system message was specified for this model.",
     "template": "No prompt template was specified for this model.",
 }
+_WORD = re.compile(r'"([^"]*)"|(\S+)')
 _THINK_LEVELS = ("low", "medium", "high", "max")
 
 
@@ -122,7 +124,9 @@ def _save(session: Session, rest: str) -> None:
     if not rest:
         click.echo("Usage:\n  /save <modelname>")
         return
-    body: dict[str, Any] = {"model": rest, "from": session.model, "messages": session.messages, "stream": False}
+    # What the model's own MESSAGEs say is a part of the conversation, and a list replaces them.
+    messages = [*(session.facts.get("messages") or []), *session.messages]
+    body: dict[str, Any] = {"model": rest, "from": session.model, "messages": messages, "stream": False}
     if session.system:
         body["system"] = session.system
     if session.options:
@@ -166,7 +170,7 @@ def _set(session: Session, rest: str) -> None:
 
 
 def _set_parameter(session: Session, rest: str) -> None:
-    name, *values = rest.split()
+    name, *values = (quoted or bare for quoted, bare in _WORD.findall(rest)) if rest else ("",)
     if not values:
         click.echo("Usage:\n  /set parameter NAME VALUE...")
         return
@@ -192,7 +196,9 @@ def _set_system(session: Session, rest: str) -> None:
 
 def _set_history(on: bool) -> Callable[[Session, str], None]:
     def setter(session: Session, rest: str) -> None:
-        session.use_history = on
+        if session.reader is not None:
+            session.reader.keep_history(on)
+        click.echo(f"Set '{'history' if on else 'nohistory'}' mode.")
 
     return setter
 

@@ -25,10 +25,12 @@ def create(model: str, file: Path | None, quantize: str | None, draft_quantize: 
     from arriero.modelfile import parse
 
     path = file or Path("Modelfile")
-    if path.is_file():
-        instructions, folder = parse(path.read_bytes()), path.resolve().parent
-    elif file is not None:
-        raise click.ClickException(f"there is no Modelfile at {file}")
+    if path.is_dir() or (file is not None and not path.exists()):
+        raise click.ClickException(f"there is no Modelfile at {path}")
+    if path.exists():
+        # Not only plain files: `-f /dev/stdin` and `-f <(…)` are pipes, whose relative paths start here.
+        instructions = parse(path.read_bytes())
+        folder = path.resolve().parent if path.is_file() else Path.cwd()
     else:
         instructions, folder = parse("FROM .\n"), Path.cwd()
     with Progress() as progress:

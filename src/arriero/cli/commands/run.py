@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -57,7 +58,7 @@ def run(
         return Session(
             client, model, facts, settings, options, verbose=verbose, wrap=not nowordwrap, hide_thinking=hidethinking
         ).loop()
-    text = " ".join(part for part in (piped, *prompt) if part)
+    text = " ".join(part for part in (piped, *map(_argument, prompt)) if part)
     if not text:
         client.call("POST", "/api/generate", {"model": model, "stream": False, **options})
         return 0
@@ -100,10 +101,17 @@ def _show(client: Client, model: str) -> dict[str, Any]:
 
 
 def _piped_text() -> str | None:
-    """All of stdin when it is not a terminal; None when it is one or is closed."""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    """All of stdin when it is not a terminal (nothing when it is closed); None when it is one."""
+    if sys.stdin is None or sys.stdin.closed:
+        return ""
+    if sys.stdin.isatty():
         return None
     return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _argument(text: str) -> str:
+    """An argument as the UTF-8 that it is, also where the locale says something else."""
+    return os.fsencode(text).decode("utf-8", "replace")
 
 
 def _keep_alive(text: str) -> str | float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -119,7 +118,7 @@ def _loaded(model: LoadedModel, stored: StoredModel | None) -> dict[str, Any]:
     details = _details(Details() if stored is None else stored.details)
     details.pop("context_length", None)
     details.pop("embedding_length", None)
-    ends = model.expires_at if math.isfinite(model.expires_at) else time.time() + _FOREVER_SECONDS
+    ends = min(model.expires_at, time.time() + _FOREVER_SECONDS)
     return {
         "name": model.name,
         "model": model.name,
