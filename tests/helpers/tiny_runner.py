@@ -41,18 +41,27 @@ class TinyCheckpoint:
 class FaultyModel(TinyModel):
     """Fails in the prefill of a prompt that holds the token `bad_token`, and takes its time."""
 
-    def __init__(self, bad_token: int = -1, error: str = "RuntimeError", seconds: float = 0.0, **rest: Any) -> None:
+    def __init__(
+        self, bad_token: int = -1, error: str = "RuntimeError", poison: bool = False, seconds: float = 0.0, **rest: Any
+    ) -> None:
+        """`poison`: after the failure the device does not work any more."""
         super().__init__(**rest)
-        self.bad_token, self.error, self.seconds = bad_token, error, seconds
+        self.bad_token, self.error, self.poison, self.seconds = bad_token, error, poison, seconds
         self.warm = False
 
     def forward(self, batch: Batch) -> Hidden:
         assert threading.current_thread() is threading.main_thread(), "array work on another thread"
         if self.warm and batch.tokens.size > 1 and self.bad_token in batch.tokens.tolist():
+            if self.poison:
+                mx.eval = _broken
             raise {"RuntimeError": RuntimeError, "MemoryError": MemoryError}[self.error]("injected fault")
         if self.warm:
             time.sleep(self.seconds)
         return super().forward(batch)
+
+
+def _broken(*arrays: Any) -> None:
+    raise RuntimeError("the device is lost")
 
 
 def tiny_command() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import pytest
@@ -273,6 +273,20 @@ def test_running_out_of_memory_is_named_as_such(model, failure):
     assert run(engine)["a"].end.error == "OutOfMemory"
 
 
+def test_a_device_that_no_longer_works_is_told_to_the_owner_after_the_rows(model, monkeypatch):
+    engine = make_engine(model)
+    engine.submit(submit("a", [1, 2, 3]))
+
+    def broken(*arrays):
+        raise RuntimeError("sticky error")
+
+    model.failure = ValueError("first sign")
+    monkeypatch.setattr(mx, "eval", broken)
+    with pytest.raises(RuntimeError, match="sticky error"):
+        engine.step()
+    assert collect(engine)["a"].end.error == "ArrieroError"
+
+
 def test_bad_sampling_options_fail_their_own_row_only(model):
     engine = make_engine(model)
     engine.submit(submit("a", [1, 2, 3], 4))
@@ -320,20 +334,12 @@ def test_the_buffer_cache_is_cleared_whenever_256_tokens_have_been_generated(mod
     assert all(abs(tokens - 256 * (i + 1)) <= 6 for i, tokens in enumerate(during))
 
 
-def test_another_thread_may_not_step_the_engine(model):
+def test_another_thread_may_not_use_the_engine(model):
     engine = make_engine(model)
-    caught = []
-
-    def step():
-        try:
-            engine.step()
-        except RuntimeError as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=step)
-    thread.start()
-    thread.join()
-    assert "another thread" in caught[0]
+    with ThreadPoolExecutor(1) as pool:
+        for call in (engine.step, engine.close, lambda: engine.cancel("a")):
+            with pytest.raises(RuntimeError, match="another thread"):
+                pool.submit(call).result()
 
 
 def test_closing_ends_every_row(model):

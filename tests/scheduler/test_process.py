@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 
 from arriero.runner.messages import RunnerConfig
 from arriero.scheduler.process import RunnerProcess
@@ -49,6 +50,15 @@ async def test_any_number_of_tasks_may_wait_for_the_end():
     process = await start("sys.stdin.read(); sys.exit(3)")
     assert await asyncio.gather(*(process.wait() for _ in range(20))) == [3] * 20
     await process.stop()
+
+
+async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_end():
+    started = time.monotonic()
+    process = await start("import subprocess; subprocess.Popen(['sleep', '3']); sys.exit('last words')")
+    assert await process.wait() == 1
+    assert time.monotonic() - started < 2.9
+    assert process.last_line == "last words"
+    await asyncio.sleep(3.1 - (time.monotonic() - started))
 
 
 async def test_a_configuration_longer_than_any_argument_may_be_arrives_whole():

@@ -64,6 +64,18 @@ async def test_a_forward_without_memory_is_an_out_of_memory_error(make, tmp_path
         assert type(error_of(end)).__name__ == "OutOfMemory"
 
 
+async def test_a_lost_device_ends_the_process_after_its_rows_and_the_next_request_starts_another(make, tmp_path):
+    scheduler = make(command=tiny_command())
+    source = tiny_source(tmp_path, bad_token=66, poison=True)
+    async with await scheduler.lease(request(source)) as lease:
+        _, end = await answer(lease, submit("1", [1, 66, 3]))
+        assert isinstance(end, Failed)
+        await until(lambda: not scheduler.loaded())
+        assert "the device is lost" in lease._runner.process.ending
+    async with await scheduler.lease(request(source)) as lease:
+        assert len((await answer(lease, submit("2", [1, 2, 3])))[0]) == 30
+
+
 async def test_a_status_request_is_answered_during_a_long_forward(make, tmp_path):
     scheduler = make(command=tiny_command())
     async with await scheduler.lease(request(tiny_source(tmp_path, seconds=0.6))) as lease:

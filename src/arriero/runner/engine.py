@@ -102,6 +102,7 @@ class Engine:
 
     def cancel(self, row_id: str) -> None:
         """End a row now; a row that is unknown or done is none of our business (its end crossed the message)."""
+        self._check_thread()
         for row in self._waiting:
             if row.id == row_id:
                 self._waiting.remove(row)
@@ -124,9 +125,12 @@ class Engine:
             self.submit(request)
 
     def step(self) -> None:
-        """Admit, dispatch one forward, read the one before it. Never raises for what a request or the model did."""
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("the engine was called from another thread than the one that owns its arrays")
+        """Admit, dispatch one forward, read the one before it.
+
+        What a request or a forward does wrong ends rows with `Failed`. Raises only when the device itself no longer
+        works, after which the process is best ended.
+        """
+        self._check_thread()
         previous = self._pipeline.latest
         try:
             self._admit()
@@ -140,10 +144,15 @@ class Engine:
 
     def close(self) -> None:
         """End every row as cancelled and free the memory."""
+        self._check_thread()
         for row in [*self._waiting, *self._rows]:
             self.cancel(row.id)
         self._pipeline.latest = None
         mx.clear_cache()
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the engine was called from another thread than the one that owns its arrays")
 
     def _checked(self, request: Submit) -> Row:
         """A row for a request that can run; raises what its `Failed` says."""

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """Time between an interrupt and a kill."""
 
+LOG_SECONDS = 1.0
+"""How long the rest of a log may take to arrive after its process has ended."""
+
 LAST_LINE_BYTES = 256
 _READ_BYTES = 65536
 _LEVELS = {name.encode(): level for name, level in logging.getLevelNamesMapping().items()}
@@ -114,12 +117,22 @@ class RunnerProcess:
             log.debug("the runner %d has ended already", self.pid)
 
     async def _watch(self) -> int:
+        log_read, ended = asyncio.create_task(self._read_log()), asyncio.create_task(self._process.wait())
+        # A program that the runner started may hold the pipe open for longer than the runner lives, and asyncio's own
+        # wait ends with the pipe; the status is there before.
+        while self._process.returncode is None:
+            await asyncio.wait([ended], timeout=LOG_SECONDS)
+        await asyncio.wait([log_read], timeout=LOG_SECONDS)
+        log_read.cancel()
+        ended.cancel()
+        return self._process.returncode
+
+    async def _read_log(self) -> None:
         stream = self._process.stderr
         assert stream is not None
         while data := await stream.read(_READ_BYTES):
             self._relay(data)
         self._relay(b"\n")
-        return await self._process.wait()
 
     def _relay(self, data: bytes) -> None:
         """Log whole lines; a line longer than one read is logged in pieces, so it never holds the runner up."""
