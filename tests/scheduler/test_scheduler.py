@@ -328,6 +328,22 @@ async def test_unloading_during_a_load_ends_it_and_a_new_load_begins_afresh(make
         (await again).release()
 
 
+async def test_unloading_twice_during_a_load_still_wakes_its_waiters(make, tmp_path):
+    log = tmp_path / "log"
+    scheduler = make(Script(load_hang=True, log=str(log)))
+    client = asyncio.create_task(scheduler.lease(load_request()))
+    await until(lambda: starts(log))
+    first = asyncio.create_task(scheduler.unload("a"))
+    await asyncio.sleep(0)
+    entry = scheduler._entries["a"]
+    await asyncio.sleep(0)
+    assert entry.load is not None
+    entry.load.cancel()
+    await first
+    with pytest.raises(LoadError):
+        await asyncio.wait_for(client, 5)
+
+
 async def test_closing_during_a_load_leaves_nothing(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(load_hang=True, log=str(log)))
