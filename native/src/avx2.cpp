@@ -9,13 +9,9 @@ namespace arriero {
 namespace {
 #include "simd_8.h"
 
-#include "products.inc"
-
-#include "glue.inc"
-
-#include "attention.inc"
+#include "kernels.inc"
 }  // namespace
 
 extern const Table table_avx2;
-const Table table_avx2 = {"avx2", product, attention, norm, rope, glu, argmax};
+constinit const Table table_avx2 = make_table("avx2");
 }  // namespace arriero

@@ -10,13 +10,9 @@ namespace {
 #include "simd_avx512.h"
 
 #define ARRIERO_INT8
-#include "products.inc"
-
-#include "glue.inc"
-
-#include "attention.inc"
+#include "kernels.inc"
 }  // namespace
 
 extern const Table table_avx512;
-const Table table_avx512 = {"avx512", product, attention, norm, rope, glu, argmax};
+constinit const Table table_avx512 = make_table("avx512");
 }  // namespace arriero

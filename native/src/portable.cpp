@@ -11,13 +11,9 @@ namespace arriero {
 namespace {
 #include "simd_8.h"
 
-#include "products.inc"
-
-#include "glue.inc"
-
-#include "attention.inc"
+#include "kernels.inc"
 }  // namespace
 
 extern const Table table_portable;
-const Table table_portable = {"portable", product, attention, norm, rope, glu, argmax};
+constinit const Table table_portable = make_table("portable");
 }  // namespace arriero
