@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 
@@ -29,6 +31,7 @@ class Chat:
             stderr=slave,
             env={**environ, "COLUMNS": "80", "LINES": "24"},
             start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # else Ctrl-C would be no signal
         )
         os.close(slave)
         self.shown = ""

@@ -69,16 +69,17 @@ class StoredModel:
     def path(self, layer: Layer) -> Path:
         """The file of a layer; raises StoreError when it is missing or has another size than the manifest says."""
         path = self.blobs.path(layer.digest)
+        what = f"blob {layer.digest}" + (f" ({layer.name})" if layer.name else "")
         try:
             size = path.stat().st_size
         except OSError:
             raise StoreError(
-                f"model '{self.name}' is incomplete: blob {layer.digest} is missing from {self.blobs.folder}; "
+                f"model '{self.name}' is incomplete: {what} is missing from {self.blobs.folder}; "
                 "pull or create the model again"
             ) from None
         if size != layer.size:
             raise StoreError(
-                f"model '{self.name}' is damaged: blob {layer.digest} has {size} bytes and should have {layer.size}; "
+                f"model '{self.name}' is damaged: {what} has {size} bytes and should have {layer.size}; "
                 "remove the file, then pull or create the model again"
             )
         return path
@@ -169,8 +170,11 @@ class StoredModel:
     @cached_property
     def gguf_metadata(self) -> Metadata:
         """Every key of the (first) GGUF file's header; raises StoreError."""
+        weights = self.manifest.of(manifests.MODEL)
+        if not weights:
+            raise StoreError(f"model '{self.name}' has no weights; pull or create it again")
         try:
-            return GGUFFile(self.path(self.manifest.of(manifests.MODEL)[0])).metadata
+            return GGUFFile(self.path(weights[0])).metadata
         except CheckpointError as error:
             raise StoreError(f"model '{self.name}' is damaged: {error}") from error
 

@@ -6,6 +6,7 @@ Every change is one rename, made after everything that it points to is on disk. 
 from __future__ import annotations
 
 import builtins
+import hashlib
 import logging
 import os
 import time
@@ -94,8 +95,14 @@ class Store:
         for root in self._roots:
             found = _locate(root.manifests, wanted)
             if found is not None:
-                with suppress(FileNotFoundError):
+                try:
                     return self._open(root, *found)
+                except FileNotFoundError:
+                    continue  # deleted while we looked
+                except StoreError as error:
+                    raise StoreError(
+                        f"model '{found[0]}' is damaged: {error}; pull or create it again, or remove it"
+                    ) from None
         raise NotFound(f"model '{name}' not found")
 
     def __contains__(self, name: str | Name) -> bool:
@@ -119,8 +126,11 @@ class Store:
             if model.name.key != end.key:
                 build.put(end, model.manifest)
 
-    def delete(self, name: str | Name) -> None:
-        """Remove a model and what only it used; raises NotFound, and UnsupportedFeature in a read-only root."""
+    def delete(self, name: str | Name) -> str:
+        """Remove a model, damaged or not, and what only it used; its digest.
+
+        Raises NotFound, and UnsupportedFeature in a read-only root.
+        """
         wanted = Name.parse(name) if isinstance(name, str) else name
         with self._locks.naming():
             found = _locate(self._own.manifests, wanted)
@@ -128,14 +138,16 @@ class Store:
                 self._refuse_foreign(name, wanted)
                 raise NotFound(f"model '{name}' not found")
             path = found[1]
+            raw = path.read_bytes()
             try:
-                digests = Manifest.decode(path.read_bytes()).digests()
+                digests = Manifest.decode(raw).digests()
             except StoreError:
                 digests = set()  # a corrupt manifest: its blobs go with the next prune
             path.unlink()
             self._opened.pop(path, None)
             _remove_empty(path.parent, self._own.manifests)
         self._collect(digests)
+        return hashlib.sha256(raw).hexdigest()
 
     def prune(self) -> int:
         """Delete unused blobs and leftovers that are old enough, unless somebody is building; the number of files.

@@ -43,7 +43,7 @@ class Wrapper:
         self._out.flush()
 
     def _break_line(self, char: str) -> None:
-        word = "" if char == " " else self._word
+        word = "" if char == " " or width(char) == 2 else self._word
         cells = width(word)
         if cells and cells < self._limit:
             self._out.write(f"\x1b[{cells}D\x1b[K\n{word}")

@@ -17,6 +17,7 @@ from prompt_toolkit.history import History
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
+from wcwidth import grapheme_boundary_before
 
 _HISTORY_LENGTH = 100
 QUOTES = '"""'
@@ -162,6 +163,17 @@ def _bindings() -> KeyBindings:
     add: Callable[..., Any] = bindings.add
     add("c-j")(newline)
     add("escape", "enter")(newline)
+
+    @bindings.add("backspace")
+    @bindings.add("c-h")
+    def _(event: KeyPressEvent) -> None:
+        # A letter with its accent, a flag or a family is one thing to the person who typed it.
+        buffer = event.current_buffer
+        before = buffer.document.text_before_cursor
+        if not before:
+            event.app.output.bell()
+            return
+        buffer.delete_before_cursor(len(before) - grapheme_boundary_before(before, len(before)))
 
     @bindings.add("c-g")
     def _(event: KeyPressEvent) -> None:

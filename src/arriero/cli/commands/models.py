@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from arriero.cli import human
@@ -78,10 +80,7 @@ def rm(models: tuple[str, ...]) -> None:
     """Unload and remove models; stops at the first that cannot be removed."""
     client = connect()
     for model in models:
-        try:
+        with suppress(ApiError):  # whatever is wrong with it, what counts is whether it can be removed
             client.call("POST", "/api/generate", {"model": model, "keep_alive": 0})
-        except ApiError as error:
-            if error.status != 404:
-                raise
         client.call("DELETE", "/api/delete", {"model": model})
         click.echo(f"deleted '{model}'")

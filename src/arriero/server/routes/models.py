@@ -159,10 +159,9 @@ async def delete(request: Request) -> Response:
     asked = await read_request(request, ModelRequest)
     name = asked.wanted
     _check_name("name", name)
-    model = await asyncio.to_thread(services.store.get, name)
-    await asyncio.to_thread(services.store.delete, name)
-    if all(other.digest != model.digest for other in await asyncio.to_thread(services.store.list)):
-        await asyncio.shield(services.scheduler.unload(model.digest))
+    digest = await asyncio.to_thread(services.store.delete, name)
+    if all(other.digest != digest for other in await asyncio.to_thread(services.store.list)):
+        await asyncio.shield(services.scheduler.unload(digest))
     return Response()
 
 

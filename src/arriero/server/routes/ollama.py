@@ -18,7 +18,7 @@ from arriero.chat import messages as chat
 from arriero.chat.messages import Conversation
 from arriero.errors import InvalidRequest
 from arriero.server.completion import Final, Generation, generate, load
-from arriero.server.models import OpenModel
+from arriero.server.models import OpenModel, find
 from arriero.server.parameters import Parameters, settle
 from arriero.server.prompts import ContinuedPrompt, ConversationPrompt, FilledPrompt, TextPrompt
 from arriero.server.requests import (
@@ -234,13 +234,15 @@ async def _fold_generate(objects: AsyncGenerator[wire.GenerateReply, None]) -> w
 
 async def _load_or_unload(services: Services, asked: wire.GenerationFields, what: str) -> str:
     """Do what an empty prompt asks for; the `done_reason`."""
-    model = await services.models.open(services.store, asked.model)
-    model.require("completion", what)
     keep_alive = keep_alive_of(asked.keep_alive)
     if keep_alive == 0:
+        # By name alone: a model whose files have gone can still be told to go.
+        stored = await asyncio.to_thread(find, services.store, asked.model)
         # Shielded: a client that leaves meanwhile must not leave a half-stopped runner behind.
-        await asyncio.shield(services.scheduler.unload(model.stored.digest))
+        await asyncio.shield(services.scheduler.unload(stored.digest))
         return "unload"
+    model = await services.models.open(services.store, asked.model)
+    model.require("completion", what)
     await load(services, model, _parameters(services, model, asked).num_ctx, keep_alive)
     return "load"
 
