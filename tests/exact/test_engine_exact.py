@@ -61,9 +61,14 @@ arrivals = st.lists(
 
 @pytest.mark.parametrize("layers", LAYERS)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(chunk=st.sampled_from([1, 7, 512]), others=arrivals, sampling=st.sampled_from([GREEDY, SEEDED]))
-def test_rows_that_join_leave_and_are_cancelled_change_no_token_of_a_row(layers, chunk, others, sampling):
-    engine = make_engine(model(layers), prefill_chunk=chunk)
+@given(
+    chunk=st.sampled_from([1, 7, 512]),
+    others=arrivals,
+    sampling=st.sampled_from([GREEDY, SEEDED]),
+    ahead=st.booleans(),
+)
+def test_rows_that_join_leave_and_are_cancelled_change_no_token_of_a_row(layers, chunk, others, sampling, ahead):
+    engine = make_engine(model(layers), ahead, prefill_chunk=chunk)
     engine.submit(submit("main", prompt(9, 40), 200, sampling=sampling))
     replies, step = {}, 0
     while engine.busy or any(other["step"] >= step for other in others):
@@ -94,7 +99,7 @@ def test_24_prompts_at_once_in_any_order_give_the_tokens_of_each_alone(layers):
     order = list(range(24))
     for shuffle in range(4):
         random.Random(shuffle).shuffle(order)
-        engine = make_engine(model(layers), prefill_chunk=16, max_rows=5 + 6 * shuffle)
+        engine = make_engine(model(layers), ahead=shuffle % 2 == 0, prefill_chunk=16, max_rows=5 + 6 * shuffle)
         for seed in order:
             engine.submit(submit(str(seed), prompt(seed, lengths[seed]), counts[seed]))
         replies = run(engine)

@@ -30,9 +30,9 @@ class Reply:
         return self.end.reason if isinstance(self.end, Finished) else None
 
 
-def make_engine(model: Any, **limits: int) -> Engine:
+def make_engine(model: Any, ahead: bool | None = None, **limits: int) -> Engine:
     chosen = {"context_length": model.facts.context_length, **limits}
-    return Engine(model, Sampler(model.facts.vocab_size, chosen["context_length"]), Limits(**chosen))
+    return Engine(model, Sampler(model.facts.vocab_size, chosen["context_length"]), Limits(**chosen), ahead)
 
 
 def submit(

@@ -145,15 +145,33 @@ def test_short_prompts_share_a_forward_with_each_other_and_with_decoding_rows(mo
     run(engine)
 
 
-def test_the_next_forward_is_dispatched_before_the_last_token_is_read(model, monkeypatch):
+def test_the_next_forward_is_launched_before_the_last_token_is_read(model, monkeypatch):
+    order = order_of_work(model, monkeypatch, ahead=True)
+    assert " ".join(order) == "build launch build launch read build launch read read"
+
+
+def test_where_launching_blocks_the_last_token_is_read_first(model, monkeypatch):
+    order = order_of_work(model, monkeypatch, ahead=False)
+    assert " ".join(order) == "build launch build read launch build read launch read"
+
+
+def test_where_launching_blocks_nothing_is_computed_after_a_stop(model, monkeypatch):
+    tokens = plain_loop(model, [7], 2)
+    order = order_of_work(model, monkeypatch, ahead=False, stop=tokens[1:])
+    assert " ".join(order) == "build launch build read launch build read"
+
+
+def order_of_work(model, monkeypatch, ahead, stop=()):
+    """What an engine does for three tokens."""
     order = []
-    forward, wait = model.forward, engine_module.Flight.wait
-    monkeypatch.setattr(model, "forward", lambda batch: (order.append("forward"), forward(batch))[1])
+    forward, wait, launch = model.forward, engine_module.Flight.wait, engine_module.Flight.launch
+    monkeypatch.setattr(model, "forward", lambda batch: (order.append("build"), forward(batch))[1])
+    monkeypatch.setattr(engine_module.Flight, "launch", lambda flight: (order.append("launch"), launch(flight))[1])
     monkeypatch.setattr(engine_module.Flight, "wait", lambda flight: (order.append("read"), wait(flight))[1])
-    engine = make_engine(model)
-    engine.submit(submit("a", [7], 4))
+    engine = make_engine(model, ahead=ahead)
+    engine.submit(submit("a", [7], 3, stop))
     run(engine)
-    assert order == ["forward", "forward", "read", "forward", "read", "forward", "read", "read"]
+    return order
 
 
 def test_rows_wait_in_order_while_their_memory_is_reserved(model):

@@ -1,7 +1,8 @@
 """The decode pipeline: the next forward starts from sampled tokens that the host has not read yet.
 
-One `Flight` is one dispatched forward. The engine dispatches flight k + 1 before it reads flight k, so the device never
-waits for the host; a row that turns out to have stopped in flight k takes part in k + 1 for nothing.
+One `Flight` is one forward. The engine builds flight k + 1 before it reads flight k, and launches it before, too, where
+launching does not block, so that the device never waits for the host; a row that turns out to have stopped in flight k
+then takes part in k + 1 for nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from arriero.model.contract import Batch, Model, Span
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.prefill import Chunk
-from arriero.runner.row import Row
+from arriero.runner.row import Phase, Row
 
 
 class Sampled(Protocol):
@@ -48,7 +49,7 @@ class Sampler(Protocol):
 
 @dataclass(slots=True)
 class Flight:
-    """A dispatched forward whose results have not been read."""
+    """A forward whose results have not been read."""
 
     rows: list[Row]
     """Rows that decoded one token, in the order of `sampled`."""
@@ -56,6 +57,19 @@ class Flight:
     chunks: list[Chunk]
     marker: mx.array | None
     """Evaluated when the chunks' cache states are; None without chunks."""
+    outputs: list[mx.array]
+    """What a launch evaluates; empty afterwards, since holding the buffers would make the next write copy them."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any of its rows still runs."""
+        rows = [*self.rows, *(chunk.row for chunk in self.chunks)]
+        return any(row.phase is not Phase.DONE for row in rows)
+
+    def launch(self) -> None:
+        """Send it to the device."""
+        outputs, self.outputs = self.outputs, []
+        mx.async_eval(*outputs)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Block until the device has computed this flight; raises what the computation raised."""
@@ -74,8 +88,8 @@ class Pipeline:
     latest: Flight | None = None
     _marker: mx.array = field(default_factory=lambda: mx.zeros(1))
 
-    def dispatch(self, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
-        """Send off one forward: a token for each of `rows`, then the prompt tokens of `chunks`. Never blocks.
+    def build(self, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
+        """The graph of one forward: a token for each of `rows`, then the prompt tokens of `chunks`.
 
         Rows that have sampled before come first; all of them took part in the latest flight.
         `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
@@ -102,7 +116,6 @@ class Pipeline:
             outputs.append(marker)
         elif states:
             outputs += states
-        mx.async_eval(*outputs)  # type: ignore[no-untyped-call]
 
         for slot, row in enumerate(rows):
             row.slot = slot
@@ -110,7 +123,7 @@ class Pipeline:
             row.sampled += 1
         for chunk in chunks:
             chunk.row.position = chunk.end
-        self.latest = Flight(rows, sampled, chunks, marker)
+        self.latest = Flight(rows, sampled, chunks, marker, outputs)
         return self.latest
 
     def _tokens(self, rows: list[Row], chunks: list[Chunk]) -> mx.array:
