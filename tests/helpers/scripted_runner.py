@@ -7,6 +7,7 @@ order, the last one for ever. Like the real runner it honours `max_tokens`, `sto
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -20,7 +21,6 @@ from arriero.runner.messages import (
     Cancel,
     Failed,
     Finished,
-    Limit,
     LoadFailed,
     Loading,
     PrefillProgress,
@@ -276,8 +276,6 @@ class _Start(msgspec.Struct, tag="start"):
 
 def main(arguments: list[str]) -> int:
     """Play the script at `arguments[0]`; the configuration comes on standard input."""
-    import signal
-
     script = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Script)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=RunnerConfig)
     sys.stderr.write(script.stderr)
@@ -306,5 +304,3 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-__all__ = ["Limit", "Reply", "Script", "received", "scripted_command"]
