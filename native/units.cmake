@@ -1,0 +1,22 @@
+# The kernels, free of MLX and Python, and the flags of each instruction set's units. Shared by the module and by the
+# test driver in tests/.
+set(source_dir ${CMAKE_CURRENT_LIST_DIR}/src)
+set(kernel_sources ${source_dir}/pool.cpp ${source_dir}/dispatch.cpp)
+# Without contraction a multiply-add is one rounding only where the source says so, in every instantiation alike.
+set(kernel_flags -O3 -ffp-contract=off -fno-math-errno -Wno-psabi)
+
+function(add_unit name)
+  set_source_files_properties(${source_dir}/${name}.cpp PROPERTIES COMPILE_OPTIONS "${kernel_flags};${ARGN}")
+  set(kernel_sources ${kernel_sources} ${source_dir}/${name}.cpp PARENT_SCOPE)
+endfunction()
+
+add_unit(portable)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  add_compile_definitions(ARRIERO_X86)
+  set(avx2_flags -mavx2 -mfma -mf16c)
+  # The last two because g++ 12 warns about its own AVX-512 headers.
+  set(avx512_flags ${avx2_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
+    -Wno-uninitialized -Wno-maybe-uninitialized)
+  add_unit(avx2 ${avx2_flags})
+  add_unit(avx512 ${avx512_flags} -mavx512vnni)
+endif()
