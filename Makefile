@@ -50,6 +50,8 @@ run: $(VENV)/.run $(VENV)/.native
 	@$(BIN)/python tools/demo.py
 
 test: $(VENV)/.dev $(VENV)/.native
+	@if $(BIN)/python -c 'import arriero_cpu' 2>/dev/null; then cd native && ../$(BIN)/python -m pytest tests; \
+	else echo 'the CPU kernels are not built here: their own tests are left out'; fi
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(VENV)/.dev
