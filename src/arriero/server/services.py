@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,13 @@ class Services:
     store: Store
     models: Models
     scheduler: Scheduler
+
+    async def let_go(self, digest: str) -> None:
+        """Unload a model once no name stands for it any more; requests that use it come to their end."""
+        stored = await asyncio.to_thread(self.store.list)
+        if all(model.digest != digest for model in stored):
+            # Shielded: a client that leaves meanwhile must not leave a half-stopped runner behind.
+            await asyncio.shield(self.scheduler.unload(digest))
 
 
 def services_of(request: Request) -> Services:

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from arriero.create.create import create
-from arriero.errors import Cancelled
+from arriero.errors import ArrieroError, Cancelled
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas.ollama import CreateRequest
 from arriero.server.schemas.wire import read_request
-from arriero.server.services import services_of
+from arriero.server.services import Services, services_of
 from arriero.server.stream import ndjson, while_connected
 from arriero.store.store import Store
 
@@ -25,15 +25,16 @@ from arriero.store.store import Store
 async def create_route(request: Request) -> Response:
     """POST /api/create: statuses as they come, or only the last one."""
     asked = await read_request(request, CreateRequest)
-    statuses = _statuses(services_of(request).store, asked)
+    statuses = _statuses(services_of(request), asked)
     if asked.stream:
         return ndjson(statuses)
     return json_reply(await while_connected(request.receive, _last(statuses)))
 
 
-async def _statuses(store: Store, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _statuses(services: Services, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
     """What `create` reports from its thread; closing the generator ends the import, which then leaves nothing."""
-    loop = asyncio.get_running_loop()
+    store, loop = services.store, asyncio.get_running_loop()
+    replaced = await asyncio.to_thread(_digest, store, asked.model or asked.name)
     queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     left = threading.Event()
 
@@ -48,9 +49,19 @@ async def _statuses(store: Store, asked: CreateRequest) -> AsyncGenerator[dict[s
         while (status := await queue.get()) is not None:
             yield status
         await work
+        if replaced:
+            await services.let_go(replaced)
     finally:
         left.set()
         await asyncio.wait((work,))
+
+
+def _digest(store: Store, name: str) -> str:
+    """The digest of a stored model, '' when there is none (or no such name)."""
+    try:
+        return store.get(name).digest
+    except ArrieroError:
+        return ""
 
 
 async def _last(statuses: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:

@@ -154,14 +154,12 @@ def _check_name(field: str, text: str) -> None:
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /api/delete; a runner that holds the model loaded is told to go once it is idle."""
+    """DELETE /api/delete, also of a damaged model; a runner that holds it loaded is told to go once it is idle."""
     services = services_of(request)
     asked = await read_request(request, ModelRequest)
     name = asked.wanted
     _check_name("name", name)
-    digest = await asyncio.to_thread(services.store.delete, name)
-    if all(other.digest != digest for other in await asyncio.to_thread(services.store.list)):
-        await asyncio.shield(services.scheduler.unload(digest))
+    await services.let_go(await asyncio.to_thread(services.store.delete, name))
     return Response()
 
 
