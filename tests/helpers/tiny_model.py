@@ -85,4 +85,3 @@ class TinyModel:
         yield from (self.table, self.place, self.head)
         for block in self.blocks:
             yield from block
-
