@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,68 @@ GEMMA: dict[str, Any] = {
 }
 THETA = 10000.0
 
-# name: (configuration class, model class, fields)
+FIRST = (
+    "gemma2 gemma3 llama llama_linear_biases llama_llama3_tied llama_yarn mistral_window qwen2 qwen2_window qwen3 "
+    "qwen3_moe qwen3_moe_mixed qwen3_yarn"
+).split()
+"""Models whose seeds are their places here; a later name is its own seed, so that adding one changes no other."""
+QWEN35: dict[str, Any] = {
+    "hidden_size": 48,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": THETA,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+QWEN35_MOE: dict[str, Any] = {
+    **QWEN35,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+
+# name: (configuration class, model class, fields). A model's place is its seed, so new ones go to the end.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": THETA, "factor": 8.0},
+            },
+        },
+    ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"rms_norm_eps": 1e-5}),
+    "llama_linear_biases": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0},
+        },
+    ),
     "llama_llama3_tied": (
         "LlamaConfig",
         "LlamaForCausalLM",
@@ -63,15 +123,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64,
             },
-        },
-    ),
-    "llama_linear_biases": (
-        "LlamaConfig",
-        "LlamaForCausalLM",
-        {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0},
         },
     ),
     "llama_yarn": (
@@ -96,6 +147,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
     "qwen3_yarn": (
         "Qwen3Config",
         "Qwen3ForCausalLM",
@@ -109,29 +166,28 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
-    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
-    "qwen3_moe_mixed": (
-        "Qwen3MoeConfig",
-        "Qwen3MoeForCausalLM",
-        {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
-    ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", QWEN35),
+    "qwen3_5_tied": (
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
         {
-            **GEMMA,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-                "full_attention": {"rope_type": "linear", "rope_theta": THETA, "factor": 8.0},
-            },
+            **QWEN35,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "tie_word_embeddings": True,
         },
     ),
-    "gemma2": (
-        "Gemma2Config",
-        "Gemma2ForCausalLM",
-        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", QWEN35_MOE),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {
+            **QWEN35_MOE,
+            "mlp_only_layers": [0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.25},
+        },
     ),
 }
 
@@ -142,7 +198,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if name.endswith("A_log"):
+                value = 2 * torch.rand(parameter.shape, generator=generator)
+            elif parameter.dim() == 1:
                 neutral = 0.0 if name.endswith("bias") or not parameter.any() else 1.0
                 value = neutral + 0.3 * noise
             elif "embed_tokens" in name:
@@ -158,7 +216,7 @@ def make(name: str, folder: Path) -> None:
     config = getattr(transformers, config_class)(**{**SHAPE, **fields})
     config._attn_implementation = "eager"
     model = getattr(transformers, model_class)(config).eval()
-    seed = sorted(MODELS).index(name)
+    seed = list(MODELS).index(name)
     randomise(model, seed)
     ids = torch.randint(3, config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(100 + seed))
     with torch.no_grad():
