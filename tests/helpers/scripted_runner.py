@@ -78,7 +78,7 @@ class Script(msgspec.Struct, kw_only=True):
     load_crash: str = ""
     """Last words of a process that ends while loading."""
     ignore_interrupt: bool = False
-    """Neither `Shutdown` nor SIGINT end it."""
+    """Neither `Shutdown` nor SIGTERM end it."""
     stderr: str = ""
     """Written to standard error at the start."""
     log: str = ""
@@ -283,7 +283,7 @@ def main(arguments: list[str]) -> int:
     parent = config.parent_pid or os.getppid()
     bind_to_parent(parent)
     if script.ignore_interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         runner = ScriptedRunner(script, Channel(config.endpoint, parent))
         runner.note(_Start(os.getpid()))
         runner.channel.start()
@@ -291,7 +291,7 @@ def main(arguments: list[str]) -> int:
         while True:
             time.sleep(1)
     channel = Channel(config.endpoint, parent)
-    signal.signal(signal.SIGINT, lambda *_: channel.interrupt())
+    signal.signal(signal.SIGTERM, lambda *_: channel.interrupt())
     runner = ScriptedRunner(script, channel)
     runner.note(_Start(os.getpid()))
     channel.start()

@@ -15,7 +15,7 @@ from arriero.runner.messages import RunnerConfig
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
-"""Time between an interrupt and a kill."""
+"""Time between a request to end and a kill."""
 
 LOG_SECONDS = 1.0
 """How long the rest of a log may take to arrive after its process has ended."""
@@ -95,9 +95,11 @@ class RunnerProcess:
         return await asyncio.shield(self._exited)
 
     async def stop(self) -> None:
-        """Interrupt, wait, kill; returns when the process is gone."""
+        """Ask it to end, wait, kill; returns when the process is gone."""
         if self._process.returncode is None:
-            self._signal(signal.SIGINT)
+            # Not SIGINT: until the runner has handlers of its own Python would raise it inside whatever import is
+            # running, and some swallow it (2 of 150 stops during a start were lost so). SIGTERM ends the process.
+            self._signal(signal.SIGTERM)
             try:
                 await asyncio.wait_for(self.wait(), STOP_SECONDS)
             except TimeoutError:
