@@ -79,8 +79,17 @@ static inline V load(const void* p, size_t i) {
     std::memcpy(&v, h, 16);
     return (V)(__builtin_convertvector(v, U) << 16);
   }
+#if defined(__aarch64__)
   for (int j = 0; j < 8; j++) r[j] = half_to_float(h[j]);
   return r;
+#else  // the compiler's conversion is a library call
+  typedef uint16_t H __attribute__((vector_size(16)));
+  H v;
+  std::memcpy(&v, h, 16);
+  const VI u = __builtin_convertvector(v, VI), magnitude = u & 0x7fff;
+  const VI f = (VI)((V)(magnitude << 13) * splat(0x1p112f)) | (magnitude > 0x7bff ? VI{} + 0x7f800000 : VI{});
+  return (V)(f | ((u & 0x8000) << 16));
+#endif
 #endif
 }
 template <int T>
@@ -168,34 +177,51 @@ static inline VI bytes_to_int(const uint8_t* w) {
   return __builtin_convertvector(b, VI);
 #endif
 }
+// The 32 codes that start at w, eight at a time.
 template <int BITS>
 struct Bits {
 #if defined(__AVX2__)
-  __m256i bytes, shift, mask;
+  // Eight codes come from four (up to three bits) or eight bytes that lie inside the 4 * BITS bytes of a step, so
+  // nothing behind the weights is read; `at` is where those bytes begin, `skip` how many of them precede the codes.
+  static constexpr int kBytes = BITS <= 3 ? 4 : 8;
+  static constexpr int at(int j) { return j * BITS + kBytes <= 4 * BITS ? j * BITS : 4 * BITS - kBytes; }
+  static constexpr int skip(int j) { return j * BITS - at(j); }
+  __m256i bytes[4], shift[4], mask;
   Bits() {
-    alignas(32) uint8_t by[32];
-    alignas(32) uint32_t sh[8];
-    for (int i = 0; i < 8; i++) {
-      const int bit = i * BITS;
-      by[4 * i] = (uint8_t)(bit / 8);
-      by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? bit / 8 + 1 : 0x80);
-      by[4 * i + 2] = by[4 * i + 3] = 0x80;
-      sh[i] = (uint32_t)(bit % 8);
+    for (int j = 0; j < 4; j++) {
+      alignas(32) uint8_t by[32];
+      alignas(32) uint32_t sh[8];
+      for (int i = 0; i < 8; i++) {
+        const int bit = i * BITS, first = skip(j) + bit / 8;
+        by[4 * i] = (uint8_t)first;
+        by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? first + 1 : 0x80);
+        by[4 * i + 2] = by[4 * i + 3] = 0x80;
+        sh[i] = (uint32_t)(kBytes == 4 ? 8 * skip(j) + bit : bit % 8);
+      }
+      bytes[j] = _mm256_load_si256((const __m256i*)by);
+      shift[j] = _mm256_load_si256((const __m256i*)sh);
     }
-    bytes = _mm256_load_si256((const __m256i*)by);
-    shift = _mm256_load_si256((const __m256i*)sh);
     mask = _mm256_set1_epi32((1 << BITS) - 1);
   }
+  template <int J>
   inline VI codes(const uint8_t* w) const {
-    long long t = 0;
-    std::memcpy(&t, w, BITS);
-    const __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), bytes);
-    return (VI)_mm256_and_si256(_mm256_srlv_epi32(v, shift), mask);
+    __m256i v;
+    if constexpr (kBytes == 4) {
+      int t;
+      std::memcpy(&t, w + at(J), 4);
+      v = _mm256_set1_epi32(t);
+    } else {
+      long long t;
+      std::memcpy(&t, w + at(J), 8);
+      v = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), bytes[skip(J) ? J : 0]);
+    }
+    return (VI)_mm256_and_si256(_mm256_srlv_epi32(v, shift[kBytes == 4 && skip(J) ? J : 0]), mask);
   }
 #else
+  template <int J>
   inline VI codes(const uint8_t* w) const {
     uint64_t t = 0;
-    for (int i = 0; i < BITS; i++) t |= (uint64_t)w[i] << (8 * i);
+    for (int i = 0; i < BITS; i++) t |= (uint64_t)w[J * BITS + i] << (8 * i);
     VI r;
     for (int i = 0; i < 8; i++) r[i] = (int32_t)((t >> (i * BITS)) & ((1u << BITS) - 1));
     return r;
@@ -204,7 +230,10 @@ struct Bits {
 };
 template <>
 struct Bits<8> {
-  inline VI codes(const uint8_t* w) const { return bytes_to_int(w); }
+  template <int J>
+  inline VI codes(const uint8_t* w) const {
+    return bytes_to_int(w + J * 8);
+  }
 };
 // Unpack::step gives the 32 weights whose codes start at w. With kSplit each sixteen come as the even and then the odd
 // elements, and x is laid out likewise.
@@ -217,7 +246,10 @@ struct Unpack<AFFINE, BITS> {
   static constexpr int kScales = 1;
   inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    for (int j = 0; j < 4; j++) v[j] = fma(to_float(bits.codes(w + j * BITS)), c.a, c.b);
+    v[0] = fma(to_float(bits.template codes<0>(w)), c.a, c.b);
+    v[1] = fma(to_float(bits.template codes<1>(w)), c.a, c.b);
+    v[2] = fma(to_float(bits.template codes<2>(w)), c.a, c.b);
+    v[3] = fma(to_float(bits.template codes<3>(w)), c.a, c.b);
   }
 };
 template <>
@@ -273,14 +305,27 @@ template <>
 struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
 template <>
 struct Unpack<MXFP8, 8> {
+#if defined(__AVX2__)
+  const __m256i top_bytes = _mm256_set_epi8(7, -1, -1, -1, 6, -1, -1, -1, 5, -1, -1, -1, 4, -1, -1, -1, 3, -1, -1, -1,
+                                            2, -1, -1, -1, 1, -1, -1, -1, 0, -1, -1, -1);
+#endif
   static constexpr bool kSplit = false;
   static constexpr int kScales = 1;
   // The code's seven low bits, moved to the top of the float's mantissa and exponent, lack 2^120.
   inline Ctx group(const float* s, const float*) const { return {splat(*s), splat(0x1p120f)}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
     for (int j = 0; j < 4; j++) {
+#if defined(__AVX2__)
+      long long t;
+      std::memcpy(&t, w + j * 8, 8);
+      // each code in the top byte of its lane; the arithmetic shift leaves the sign where a float has it
+      const __m256i q = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), top_bytes);
+      const V f = (V)_mm256_and_si256(_mm256_srai_epi32(q, 4), _mm256_set1_epi32((int)0x87f00000));
+#else
       const VI q = bytes_to_int(w + j * 8);
-      v[j] = mul(mul((V)(((q & 0x7f) << 20) | ((q & 0x80) << 24)), c.b), c.a);
+      const V f = (V)(((q & 0x7f) << 20) | ((q & 0x80) << 24));
+#endif
+      v[j] = mul(mul(f, c.b), c.a);
     }
   }
 };
@@ -289,3 +334,4 @@ constexpr int kMR = 3;  // three rows of x, four of w: 12 of 16 registers accumu
 #else
 constexpr int kMR = 2;
 #endif
+constexpr int kWideRows = 2;  // rows of w at once for three or four rows of x

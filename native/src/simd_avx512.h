@@ -204,3 +204,4 @@ struct Unpack<MXFP8, 8> {
   }
 };
 constexpr int kMR = 6;  // rows of x in the micro-kernel: with four rows of w, 24 of 32 registers accumulate
+constexpr int kWideRows = 4;  // rows of w at once for three or four rows of x
