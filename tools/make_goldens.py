@@ -80,6 +80,19 @@ QWEN35_MOE: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+GEMMA4: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "intermediate_size": 64,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 128,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 # name: (configuration class, model class, fields)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -190,6 +203,46 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.25},
         },
     ),
+    "gemma4_e2b": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "num_key_value_heads": 1,
+            "intermediate_size": 32,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+    "gemma4_31b": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "num_attention_heads": 4,
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4_26b_a4b": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 2,
+            "layer_types": [SLIDING, FULL],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 
 
@@ -209,6 +262,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             else:
                 value = 1.5 * parameter.shape[-1] ** -0.5 * noise
             parameter.copy_(value.to(torch.bfloat16))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_((0.5 + torch.rand(buffer.shape, generator=generator)).to(torch.bfloat16))
 
 
 def make(name: str, folder: Path) -> None:

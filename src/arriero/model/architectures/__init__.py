@@ -27,6 +27,10 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "gemma3",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
 }
 """Names in a configuration's `architectures`, and the file of this folder that builds each with its `load`."""
 
@@ -39,6 +43,10 @@ MODEL_TYPES: dict[str, str] = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
 }
 """What `model_type` means where `architectures` is missing."""
 

@@ -16,6 +16,9 @@ from arriero.model.layers.rope import Rope
 from arriero.runner.caches.full import KVCache
 from arriero.runner.caches.sliding import SlidingCache
 
+Held = tuple[mx.array, mx.array, int]
+"""What a cache gives its queries: keys and values `[1, kv_heads, K, D]`, and the position of the first."""
+
 
 def attend(
     q: mx.array,
@@ -33,26 +36,59 @@ def attend(
 
     q `[T, q_heads, D]`, k `[T, kv_heads, D]`, v `[T, kv_heads, Dv]`; returns `[T, q_heads, Dv]` in q's dtype.
     """
-    keys, values, bases = [], [], []
+    held: list[Held] = []
     # One transposition for all rows; a row that is alone needs no slice.
     new_k, new_v = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
     for span, cache in zip(batch.spans, batch.caches(slot), strict=True):
         part = slice(span.start, span.start + span.length)
         alone = span.length == q.shape[0]
-        held_k, held_v, base = cache.append(
-            new_k if alone else new_k[:, :, part], new_v if alone else new_v[:, :, part]
-        )
-        keys.append(held_k)
-        values.append(held_v)
-        bases.append(base)
+        held.append(cache.append(new_k if alone else new_k[:, :, part], new_v if alone else new_v[:, :, part]))
+    return _over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+def attend_to(
+    q: mx.array,
+    batch: Batch,
+    slot: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Causal attention over the caches of `slot`, which another layer has appended to in this forward.
+
+    For layers that own no cache. They see the very keys and values that the owner's queries saw. Shapes as `attend`'s;
+    ValueError when the owner has not run yet.
+    """
+    held: list[Held] = []
+    for span, cache in zip(batch.spans, batch.caches(slot), strict=True):
+        if cache.offset != span.position + span.length:
+            raise ValueError(
+                f"slot {slot} holds {cache.offset} positions, but its readers need {span.position + span.length}"
+            )
+        held.append(cache.view(span.position))
+    return _over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+def _over(
+    q: mx.array,
+    held: list[Held],
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+) -> mx.array:
     return attention(
         q,
-        keys,
-        values,
+        [keys for keys, _, _ in held],
+        [values for _, values, _ in held],
         scale=scale,
         lengths=[span.length for span in batch.spans],
         positions=[span.position for span in batch.spans],
-        bases=bases,
+        bases=[base for _, _, base in held],
         window=window,
         softcap=softcap,
         sinks=sinks,

@@ -72,8 +72,12 @@ class Decoder:
         centred_norm: bool = False,
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
+        left_out: re.Pattern[str] | None = None,
     ) -> Self:
-        """Load the table, the layers (`load_layer(prefix, index)`), the final norm and the head; report the rest."""
+        """Load the table, the layers (`load_layer(prefix, index)`), the final norm and the head; report the rest.
+
+        Tensors that `left_out` finds are known, and not wanted; the architecture says so itself where it matters.
+        """
         root = find_root(checkpoint)
         embedding = Embedding.load(checkpoint, f"{root}embed_tokens", dtype, shape=(shape.vocab, shape.hidden))
         norm = RMSNorm.load(checkpoint, f"{root}norm", dtype, eps=shape.eps, width=shape.hidden, centred=centred_norm)
@@ -88,7 +92,7 @@ class Decoder:
             embedding_scale=embedding_scale,
             logit_cap=logit_cap,
         )
-        report_unused(checkpoint, shape.architecture)
+        report_unused(checkpoint, shape.architecture, left_out)
         return model
 
     def new_caches(self) -> RowCaches:
@@ -99,10 +103,7 @@ class Decoder:
         """Packed tokens `[T]` to final states `[T, hidden]`, and the taps in the order asked for."""
         if batch.features:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
-        x = self.embedding(batch.tokens)
-        if self.embedding_scale is not None:
-            # A Python number takes x's dtype, so the scale is rounded to it as in training.
-            x = x * self.embedding_scale
+        x = self.inputs(batch)
         taps: dict[int, mx.array] = {}
         for index, layer in enumerate(self.layers):
             x = layer(x, batch, index)
@@ -110,6 +111,12 @@ class Decoder:
                 taps[index] = x
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
         return Hidden(self.norm(x), tapped)
+
+    def inputs(self, batch: Batch) -> mx.array:
+        """What the first layer takes: the tokens' rows `[T, hidden]`, scaled."""
+        x = self.embedding(batch.tokens)
+        # A Python number takes x's dtype, so the scale is rounded to it as in training.
+        return x if self.embedding_scale is None else x * self.embedding_scale
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[n, hidden]` to `[n, vocab]` in the activations' dtype."""
@@ -158,9 +165,11 @@ def find_root(
     )
 
 
-def report_unused(checkpoint: Checkpoint, architecture: str) -> None:
+def report_unused(checkpoint: Checkpoint, architecture: str, left_out: re.Pattern[str] | None = None) -> None:
     """One warning that lists the tensors that nobody has taken, numbers folded into `*`."""
     left = [name for name in checkpoint.unused() if not HARMLESS.search(name)]
+    if left_out is not None:
+        left = [name for name in left if not left_out.search(name)]
     if not left:
         return
     folded: dict[str, int] = {}

@@ -85,8 +85,8 @@ class Experts:
     ) -> Self:
         """Banks under `prefix`, as any of the published layouts.
 
-        `experts.N.gate_proj.weight` one by one; `experts.gate_proj.weight` or `switch_mlp.gate_proj.weight` stacked; or
-        `experts.gate_up_proj` with gate's rows before up's.
+        `experts.N.gate_proj.weight` one by one; `experts.gate_proj.weight`, `experts.switch_glu.gate_proj.weight` or
+        `switch_mlp.gate_proj.weight` stacked; or `experts.gate_up_proj` with gate's rows before up's.
         """
         wide, narrow = (experts, intermediate, hidden), (experts, hidden, intermediate)
         fused = f"{prefix}.experts.gate_up_proj"
@@ -139,6 +139,7 @@ def _bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape
     for stacked in (
         f"{prefix}.experts.{name}",
         f"{prefix}.experts.{name}.weight",
+        f"{prefix}.experts.switch_glu.{name}.weight",
         f"{prefix}.switch_mlp.{name}.weight",
     ):
         if stacked in checkpoint:

@@ -83,9 +83,12 @@ class LinearCache(ABC):
         first = self._first_for(start)
         return *self.range(first, end), first
 
-    def view(self) -> tuple[mx.array, mx.array, int]:
-        """What a query at the last position may look at, without a write: keys, values, position of the first."""
-        first = max(self._base, self._first_for(self._offset - 1))
+    def view(self, position: int | None = None) -> tuple[mx.array, mx.array, int]:
+        """What queries from `position` on (default: the last) may look at, without a write.
+
+        Returns keys, values and the position of the first, just as the `append` at `position` returned them.
+        """
+        first = max(self._base, self._first_for(self._offset - 1 if position is None else position))
         return *self.range(first, self._offset), first
 
     def range(self, start: int, end: int) -> tuple[mx.array, mx.array]:
