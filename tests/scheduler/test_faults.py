@@ -75,11 +75,10 @@ async def test_a_killed_runner_names_the_signal_and_is_replaced(make, tmp_path):
 async def test_a_runner_that_dies_while_idle_is_replaced_before_the_next_request_is_sent(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(replies=[Reply(tokens=[5])], log=str(log)))
-    async with await scheduler.lease(load_request()):
-        pass
+    async with await scheduler.lease(load_request()) as lease:
+        process = lease._runner.process
     os.kill(starts(log)[0], signal.SIGKILL)
-    await until(lambda: not alive(starts(log)[0]))
-    await asyncio.sleep(0.02)
+    await until(lambda: process.returncode is not None)
     async with await scheduler.lease(load_request()) as lease:
         assert (await answer(lease, submit("1")))[0] == [5]
 
@@ -104,11 +103,11 @@ def test_a_failure_of_an_unknown_class_is_a_plain_error():
 
 
 @pytest.mark.parametrize("kind", ["CheckpointError", "UnsupportedArchitecture", "OutOfMemory"])
-async def test_a_load_error_reaches_every_waiter_with_its_class_and_text(make, kind):
+async def test_a_load_error_reaches_every_waiter_with_its_class_the_models_name_and_text(make, kind):
     scheduler = make(Script(load_error=kind, load_message="tensor x is missing", load_delay=0.05))
     tasks = [asyncio.create_task(scheduler.lease(load_request())) for _ in range(3)]
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [(type(result).__name__, str(result)) for result in results] == [(kind, "tensor x is missing")] * 3
+    assert [(type(result).__name__, str(result)) for result in results] == [(kind, "model-a: tensor x is missing")] * 3
     assert scheduler.loaded() == []
     assert scheduler.reserved_bytes == 0
 
@@ -165,6 +164,21 @@ async def test_a_runner_that_ignores_the_interrupt_is_killed(make, tmp_path, mon
     (await scheduler.lease(load_request())).release()
     await scheduler.unload("a")
     assert not alive(starts(log)[0])
+
+
+async def test_a_runner_that_swallows_an_interrupt_while_it_starts_is_stopped_at_once(make, tmp_path):
+    """R08: Python raises SIGINT inside whatever import is running, where it may be lost."""
+    up = tmp_path / "up"
+    code = f"import signal, time; signal.signal(2, signal.SIG_IGN); open({str(up)!r}, 'w').close(); time.sleep(60)"
+    scheduler = make(command=[sys.executable, "-c", code])
+    lease = asyncio.create_task(scheduler.lease(load_request()))
+    await until(up.exists)
+    started = time.monotonic()
+    await scheduler.unload("a")
+    assert time.monotonic() - started < 3.0
+    with pytest.raises(LoadError, match="unloaded while it was loading"):
+        await lease
+    assert scheduler.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("leave", ["close", "release", "cancel"])

@@ -188,7 +188,8 @@ class Runner:
         elif self._ready.done():
             log.error("%s ended its load twice", self.name)
         elif isinstance(message, LoadFailed):
-            self._fail_load(error_of(message))
+            # The runner knows files only; whoever reads the message knows the model by its name.
+            self._fail_load(error_of(LoadFailed(message.error, f"{self.name}: {message.message}")))
         else:
             self._ready.set_result(message)
 
