@@ -11,7 +11,12 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace arriero;
 
+namespace arriero {
+void bind_sequence(nb::module_& m);
+}
+
 NB_MODULE(_native, m) {
+  bind_sequence(m);
   m.def("quantized_matmul", &quantized_matmul, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a,
         "mode"_a, "global_scale"_a.none(), "exact"_a);
   m.def("matmul", &matmul, "x"_a, "w"_a);

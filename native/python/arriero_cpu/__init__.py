@@ -31,14 +31,20 @@ else:
     except ImportError as error:  # an old wheel beside a new mlx: probe() must still be there to say so
         _native = _Missing(error)
 
+# It takes _native from here, loaded or not.
+from .sequence import depthwise_conv, gated_delta, indexed_attention, select_blocks, top_k  # noqa: E402
+
 __all__ = [
     "add_rms_norm",
     "argmax",
     "attention",
     "built_for_mlx",
+    "depthwise_conv",
+    "gated_delta",
     "gather_mm",
     "gather_qmm",
     "geglu",
+    "indexed_attention",
     "isa",
     "kv_append",
     "matmul",
@@ -47,11 +53,13 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_table",
+    "select_blocks",
     "set_spin_us",
     "set_threads",
     "supports",
     "swiglu",
     "threads",
+    "top_k",
 ]
 
 

@@ -49,6 +49,49 @@ def rope(x: mx.array, table: mx.array, positions: mx.array | None, interleaved: 
 def rope_table(positions: mx.array, frequencies: mx.array, scale: float) -> mx.array: ...
 def glu(gate: mx.array, up: mx.array, gelu: bool) -> mx.array: ...
 def argmax(x: mx.array) -> mx.array: ...
+def gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    rate: mx.array,
+    bias: mx.array,
+    states: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Sequence[Sequence[int]],
+    eps: float,
+) -> list[mx.array]: ...
+def depthwise_conv(
+    x: mx.array,
+    w: mx.array,
+    bias: mx.array | None,
+    tails: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Sequence[Sequence[int]],
+    dilation: int,
+    silu: bool,
+) -> list[mx.array]: ...
+def top_k(x: mx.array, k: int) -> mx.array: ...
+def indexed_attention(
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    blocks: mx.array,
+    scale: float,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    block: int,
+) -> mx.array: ...
+def select_blocks(
+    q: mx.array,
+    keys: Sequence[mx.array],
+    scale: float,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    block: int,
+    width: int,
+) -> mx.array: ...
 def isa() -> str: ...
 def threads() -> int: ...
 def set_threads(n: int) -> None: ...
