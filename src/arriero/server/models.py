@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from arriero.source import ModelSource
 from arriero.store import manifests
 from arriero.store.model import StoredModel
 from arriero.store.store import Store
+
+log = logging.getLogger(__name__)
 
 _KEPT = 8
 """Models whose text side stays open: a large vocabulary takes some hundred MB and half a second to read."""
@@ -84,8 +87,20 @@ class Models:
 
 def _open_text(stored: StoredModel, source: ModelSource) -> ModelText:
     template = stored.template
+    foreign = template is not None and is_go_template(template)
     # A Go template is of no use here; the model's files may hold a Jinja one beside it.
-    return ModelText.open(source, None if template is None or is_go_template(template) else template)
+    text = ModelText.open(source, None if foreign else template)
+    if text.templates.default is not None or text.templates.error is not None:
+        return text
+    if foreign:
+        return ModelText.open(source, template)  # refuses conversations, and says what to do
+    log.warning(
+        "%s has no chat template: messages reach it as plain text with blank lines between%s; "
+        "TEMPLATE in a Modelfile gives it one",
+        stored.name,
+        f" (it was stored for the built-in renderer '{stored.renderer}')" if stored.renderer else "",
+    )
+    return text
 
 
 def find(store: Store, name: str) -> StoredModel:
