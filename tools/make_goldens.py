@@ -73,10 +73,11 @@ QWEN35: dict[str, Any] = {
 }
 QWEN35_MOE: dict[str, Any] = {
     **QWEN35,
+    "hidden_size": 64,
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
@@ -209,12 +210,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             **GEMMA4,
             "num_key_value_heads": 1,
-            "intermediate_size": 32,
+            "intermediate_size": 24,
             "num_hidden_layers": 6,
             "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 8,
+            "hidden_size_per_layer_input": 16,
         },
     ),
     "gemma4_31b": (
