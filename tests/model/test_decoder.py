@@ -118,7 +118,7 @@ def test_embeddings_for_drafts_have_no_scale_and_raw_logits_no_cap() -> None:
     np.testing.assert_allclose(np.array(capped), 3 * np.tanh(np.array(raw) / 3), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_llama3_tied", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "llama_llama3_tied", "qwen3_moe", "gemma3", "gemma4_e2b", "gemma4_26b_a4b"])
 def test_parameters_are_every_tensor_once(name: str) -> None:
     checkpoint = golden(name)
     model = load_model(checkpoint.typed(), mx.bfloat16)

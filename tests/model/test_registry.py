@@ -48,6 +48,11 @@ def test_a_near_miss_names_the_nearest(config: dict[str, object], nearest: str) 
         check_config(config)
 
 
+def test_a_family_that_runs_from_safetensors_only_says_so_of_its_gguf_files() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="architecture gemma4 is not supported. It runs from safetensors"):
+        check_config({"architectures": ["gemma4"], "model_type": "gemma4"})
+
+
 def test_a_configuration_without_names_is_refused() -> None:
     with pytest.raises(UnsupportedArchitecture, match="both `architectures` and `model_type` are missing"):
         check_config({"hidden_size": 8})

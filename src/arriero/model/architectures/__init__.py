@@ -77,6 +77,9 @@ def check_config(config: Mapping[str, Any]) -> str:
         )
     near = _nearest(names or [str(kind)])
     hint = f" Did you mean {near}?" if near else ""
+    if any(name in MODEL_TYPES for name in names):
+        # GGUF files name families, not classes.
+        hint = " It runs from safetensors, but not from a GGUF file."
     raise UnsupportedArchitecture(
         f"architecture {asked} is not supported.{hint} Known architectures: {', '.join(known_architectures())}"
     )
