@@ -198,6 +198,63 @@ async def test_a_request_for_a_longer_context_grows_a_loaded_model(make, tmp_pat
     assert limits[-1]["cache_bytes"] >= 20_480
 
 
+async def test_an_idle_model_makes_room_for_a_longer_context_of_another(make):
+    scheduler = make(Script(weight_bytes=1000, cache_bytes_per_token=1), memory=lambda: 4500)
+    for key in "ab":
+        (await scheduler.lease(load_request(key, context=512))).release()
+    async with await scheduler.lease(load_request("a", context=2048)) as lease:
+        assert lease.context_length == 2048
+        assert [model.key for model in scheduler.loaded()] == ["a"]
+        assert scheduler.reserved_bytes <= 4500
+
+
+async def test_a_longer_context_that_a_busy_model_leaves_no_room_for_sends_nobody_away(make):
+    scheduler = make(Script(weight_bytes=1000, cache_bytes_per_token=1), memory=lambda: 6000)
+    async with await scheduler.lease(load_request("b", context=512)):
+        for key in "ac":
+            (await scheduler.lease(load_request(key, context=512))).release()
+        with pytest.raises(OutOfMemory, match=r"requires 5096 bytes.*4096 tokens but only 4488 bytes"):
+            await scheduler.lease(load_request("a", context=4096))
+        assert [(model.key, model.requests) for model in sorted(scheduler.loaded(), key=lambda m: m.key)] == [
+            ("a", 0),
+            ("b", 1),
+            ("c", 0),
+        ]
+
+
+async def test_a_request_without_a_context_gets_what_memory_allows_whatever_the_model_was_loaded_with(make):
+    scheduler = make(Script(weight_bytes=1000, cache_bytes_per_token=1), memory=lambda: 100_000)
+    async with await scheduler.lease(load_request(context=64)) as small:
+        assert small.context_length == 64
+        async with await scheduler.lease(load_request()) as lease:
+            assert lease.context_length == 4096
+
+
+async def test_a_request_without_a_context_is_served_with_the_one_there_is_when_memory_allows_no_longer_one(make):
+    scheduler = make(Script(weight_bytes=1000, cache_bytes_per_token=1), memory=lambda: 2000)
+    for _ in range(2):
+        async with await scheduler.lease(load_request(context=512)):
+            pass
+        async with await scheduler.lease(load_request()) as lease:
+            assert lease.context_length == 512
+
+
+async def test_a_model_that_is_stopped_while_a_request_waits_for_room_beside_it_is_loaded_anew(make, monkeypatch):
+    scheduler = make(
+        Script(weight_bytes=1000, cache_bytes_per_token=1, replies=[Reply(tokens=[7])]), memory=lambda: 4500
+    )
+    for key in "ab":
+        (await scheduler.lease(load_request(key, context=512))).release()
+    first = scheduler._entries["a"]
+    waiting = asyncio.create_task(scheduler.lease(load_request("a", context=2048)))
+    await asyncio.sleep(0)
+    assert first.users == 1
+    first.runner.process.kill()
+    async with await waiting as lease:
+        assert (await answer(lease, submit("1")))[0] == [7]
+    assert scheduler.loaded()[0].requests == 0
+
+
 async def test_two_models_share_the_cache_memory_and_never_more_than_there_is(make, tmp_path):
     log = tmp_path / "log"
     script = Script(weight_bytes=1000, cache_bytes_per_token=10, max_rows=8, log=str(log))
@@ -286,6 +343,16 @@ async def test_a_load_that_nobody_waits_for_any_more_gives_up_its_place_in_the_q
         await until(lambda: [model.key for model in scheduler.loaded()] == ["a"])
 
 
+async def test_a_load_that_turns_out_too_large_and_that_nobody_waits_for_sends_no_busy_model_away(make):
+    scheduler = make(Script(weight_bytes=60, load_delay=0.1, load_steps=2), memory=lambda: 100)
+    async with await scheduler.lease(load_request("a", weight=60)):
+        client = asyncio.create_task(scheduler.lease(load_request("b", weight=10)))
+        await until(lambda: any(model.state == "loading" for model in scheduler.loaded()))
+        client.cancel()
+        await until(lambda: len(scheduler.loaded()) == 1)
+        (await scheduler.lease(load_request("a", weight=60))).release()
+
+
 async def test_unloading_an_idle_model_returns_when_its_process_is_gone(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(log=str(log)))
@@ -294,6 +361,15 @@ async def test_unloading_an_idle_model_returns_when_its_process_is_gone(make, tm
     assert await scheduler.unload("a")
     assert not alive(starts(log)[0])
     assert not await scheduler.unload("a")
+
+
+async def test_unloading_a_model_that_is_on_its_way_out_returns_when_its_process_is_gone(make, tmp_path):
+    log = tmp_path / "log"
+    scheduler = make(Script(log=str(log)))
+    (await scheduler.lease(load_request(), keep_alive=0.0)).release()
+    assert "a" not in scheduler._entries
+    assert await scheduler.unload("a")
+    assert not alive(starts(log)[0])
 
 
 async def test_unloading_a_busy_model_lets_its_requests_end(make):

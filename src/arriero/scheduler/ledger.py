@@ -72,9 +72,10 @@ class Ledger:
         """Strike an account out, when its process is gone; unknown accounts are ignored."""
         self._accounts.pop(id(account), None)
 
-    def free_beside(self, account: Account) -> int:
-        """Bytes left for `account` when every other runner gives back what it does not need now."""
-        return self.limit - sum(other.floor for other in self._accounts.values() if other is not account)
+    def free_beside(self, *accounts: Account) -> int:
+        """Bytes left for `accounts` when every other runner gives back what it does not need now."""
+        mine = {id(account) for account in accounts}
+        return self.limit - sum(other.floor for key, other in self._accounts.items() if key not in mine)
 
     def fits(self, account: Account) -> bool:
         """Whether the account's requirement fits beside the floors of the others."""

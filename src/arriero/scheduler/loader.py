@@ -89,6 +89,12 @@ class Loader:
             entry.load.cancel()
             await asyncio.wait([entry.load])
 
+    def idle(self) -> list[Entry]:
+        """Models whose memory can be had: those on their way out, then the idle ones, shortest session first."""
+        going = [entry for entry in self.leaving if entry.ending is not None]
+        ready = [entry for entry in self.entries.values() if entry.state is State.READY and entry.idle]
+        return going + sorted(ready, key=lambda entry: (entry.session, entry.request.name))
+
     def share(self, news: Entry | None = None) -> None:
         """Divide the cache memory and tell the runners whose share changed (and `news` in any case)."""
         changed = {id(account) for account in self.ledger.divide()}
@@ -127,6 +133,8 @@ class Loader:
                     break
                 log.info("%s does not fit beside what is loaded and waits for room", entry.request.name)
                 await self._drop_runner(entry)
+                if entry.idle:
+                    raise LoadError(f"{entry.request.name} does not fit beside what is loaded, and nobody waits for it")
             entry.finish_load()
             self.share(entry)
             self._spawn(self._watch(entry))
@@ -220,10 +228,10 @@ class Loader:
         account.row = row_bytes(entry.context, ready)
         self.ledger.check_alone(account)
         while not self.ledger.fits(account):
-            idle = [e for e in self.entries.values() if e.state is State.READY and e.idle]
+            idle = self.idle()
             if not idle:
                 return False
-            await self.end(min(idle, key=lambda e: (e.session, e.request.name)))
+            await self.end(idle[0])
         return True
 
     async def _watch(self, entry: Entry) -> None:

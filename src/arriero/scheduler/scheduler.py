@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from arriero.errors import LoadError, OutOfMemory, ServerBusy
 from arriero.runner.messages import Loading
-from arriero.scheduler.context import row_bytes
+from arriero.scheduler.context import choose_context, row_bytes
 from arriero.scheduler.entry import Entry, State
 from arriero.scheduler.lease import Lease, LoadedModel, LoadRequest
 from arriero.scheduler.ledger import SCRATCH_BYTES, Ledger, readable
@@ -69,12 +69,12 @@ class Scheduler:
                 await self._wait(entry)
             # It may have been told to leave already; those who waited for it come first.
             if entry.state is State.READY and not entry.has_exited:
-                break
+                await self._take_up(entry, request)
+                if entry.state is State.READY:
+                    break
+                self._release(entry)
             if entry.ending is not None or entry.has_exited:
                 await self._loader.end(entry)
-        self._fit_context(entry, request)
-        entry.users += 1
-        entry.stop_timer()
         if keep_alive is not None:
             entry.session = keep_alive
         return self._lease(entry, request, time.monotonic_ns() - started if waited else 0)
@@ -97,7 +97,11 @@ class Scheduler:
         """
         entry = self._entries.get(key)
         if entry is None:
-            return any(entry.request.key == key for entry in self._loader.leaving)
+            leaving = [entry for entry in self._loader.leaving if entry.request.key == key]
+            for entry in leaving:
+                if entry.ending is not None:
+                    await self._loader.end(entry)
+            return bool(leaving)
         entry.session = 0.0
         if entry.state is not State.READY:
             await self._loader.abandon(entry)
@@ -166,19 +170,39 @@ class Scheduler:
             log.info("%s was idle for %g s and is unloaded", entry.request.name, entry.session)
             self._loader.end(entry)
 
-    def _fit_context(self, entry: Entry, request: LoadRequest) -> None:
-        """Give the runner a larger context when a request needs one; OutOfMemory when there is no room for it."""
-        ready = entry.ready
+    async def _take_up(self, entry: Entry, request: LoadRequest) -> None:
+        """Count a request as a user of a loaded model, with a context that is large enough for it."""
+        entry.users += 1
+        entry.stop_timer()
+        try:
+            await self._fit_context(entry, request)
+        except BaseException:
+            self._release(entry)
+            raise
+
+    async def _fit_context(self, entry: Entry, request: LoadRequest) -> None:
+        """Give the runner a larger context when a request needs one; OutOfMemory when there is no room for it.
+
+        A request that names none gets what memory allows, whatever smaller one the model was loaded with. Idle models
+        make room.
+        """
+        ready, account = entry.ready, entry.account
         assert ready is not None
-        wanted = min(request.context_length, ready.context_length)
-        if wanted <= entry.context:
-            return
-        free = self._loader.ledger.free_beside(entry.account)
-        needed = entry.account.weights + entry.account.scratch + row_bytes(wanted, ready)
-        if needed > free:
-            raise OutOfMemory(
-                f"model {request.name} requires {readable(needed)} with a context of {wanted} tokens but only"
-                f" {readable(free)} are available; lower num_ctx"
-            )
-        entry.context, entry.account.row = wanted, row_bytes(wanted, ready)
-        self._loader.share(entry)
+        fixed = account.weights + account.scratch
+        wanted = choose_context(request.context_length, ready, self._loader.ledger.free_beside(account) - fixed)
+        needed = fixed + row_bytes(wanted, ready)
+        while wanted > entry.context and entry.state is State.READY:
+            if needed <= self._loader.ledger.free_beside(account):
+                entry.context, account.row = wanted, row_bytes(wanted, ready)
+                self._loader.share(entry)
+                return
+            if not request.context_length:
+                return
+            idle = self._loader.idle()
+            free = self._loader.ledger.free_beside(account, *(other.account for other in idle))
+            if needed > free:
+                raise OutOfMemory(
+                    f"model {request.name} requires {readable(needed)} with a context of {wanted} tokens but only"
+                    f" {readable(free)} are available; lower num_ctx"
+                )
+            await self._loader.end(idle[0])
