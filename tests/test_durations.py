@@ -27,7 +27,17 @@ def test_nonsense_is_an_invalid_duration(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(300, 300), (1.5, 1.5), ("5m", 300), (-1, math.inf), ("-1s", math.inf), (0, 0), ("0", 0), ("1h30m", 5400)],
+    [
+        (300, 300),
+        (1.5, 1.5),
+        ("5m", 300),
+        (-1, math.inf),
+        ("-1s", math.inf),
+        (0, 0),
+        ("0", 0),
+        ("1h30m", 5400),
+        (10**400, math.inf),
+    ],
 )
 def test_keep_alive_takes_seconds_or_a_duration_and_negative_means_for_ever(value: object, seconds: float) -> None:
     assert parse_keep_alive(value) == seconds

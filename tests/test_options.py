@@ -29,6 +29,9 @@ def test_numbers_take_the_kind_of_their_option() -> None:
         ({"use_mmap": 1}, "use_mmap.*boolean"),
         ({"stop": "x"}, "stop.*array of strings"),
         ({"stop": [1]}, "stop.*array of strings"),
+        ({"temperature": 10**400}, "temperature.*float32; it is 1000.*…$"),
+        ({"temperature": 1e39}, "temperature.*float32"),
+        ({"seed": 10**400}, "seed.*integer; it is 1000.*…$"),
     ],
 )
 def test_a_wrong_type_names_the_option_and_the_type(options: dict[str, object], message: str) -> None:
@@ -50,6 +53,9 @@ def test_parameters_are_typed_and_the_last_wins_except_for_lists() -> None:
         ("top_p", "x", r"invalid float value \[x\]"),
         ("use_mmap", "x", r"invalid bool value \[x\]"),
         ("nope", "1", "unknown parameter 'nope'"),
+        ("temperature", "nan", "temperature.*float32; it is nan"),
+        ("temperature", "1e400", "temperature.*float32; it is inf"),
+        ("seed", "9" * 30, "seed.*integer"),
     ],
 )
 def test_a_bad_parameter_says_what_was_read(name: str, text: str, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from tests.helpers.echo_runner import say
-from tests.helpers.stored_model import CHATML, byte_tokenizer
+from tests.helpers.stored_model import CHATML, byte_tokenizer, put_model
 
 
 def digest_of(data: bytes) -> str:
@@ -170,6 +170,61 @@ def test_deleting_one_of_two_names_leaves_the_other_loaded(http):
     http.post("/api/generate", json={"model": "tiny"})
     http.request("DELETE", "/api/delete", json={"model": "twin"})
     assert "tiny:latest" in [model["name"] for model in http.get("/api/ps").json()["models"]]
+
+
+def damage(server, name: str, what: str) -> None:
+    """Make a stored model unusable."""
+    (manifest,) = server.store.root.glob(f"manifests/*/*/{name}/latest")
+    document = json.loads(manifest.read_bytes())
+    if what == "weights":
+        server.store.blobs.remove(next(x for x in document["layers"] if x["mediaType"].endswith(".tensor"))["digest"])
+    elif what == "configuration":
+        server.store.blobs.remove(document["config"]["digest"])
+    else:
+        manifest.write_bytes(b'{"schemaVersion"')
+
+
+@pytest.mark.parametrize("what", ["weights", "configuration", "manifest"])
+def test_a_damaged_model_is_explained_listed_around_and_removed(server, http, what):
+    """M04"""
+    # Blobs that no other model shares.
+    put_model(server.store, f"damaged-{what}", weights=len(what), params={"seed": len(what)}, capabilities=[what])
+    damage(server, f"damaged-{what}", what)
+    server.store._opened.clear()
+    reply = http.post("/api/generate", json={"model": f"damaged-{what}", "prompt": "x"})
+    assert reply.status_code == 500
+    assert f"model 'damaged-{what}:latest' is " in reply.json()["error"]
+    assert "pull or create" in reply.json()["error"]
+    if what == "weights":
+        assert "(model.embed_tokens.weight)" in reply.json()["error"]
+        unload = http.post("/api/generate", json={"model": f"damaged-{what}", "keep_alive": 0})
+        assert unload.json()["done_reason"] == "unload"
+    assert "tiny:latest" in [entry["name"] for entry in http.get("/api/tags").json()["models"]]
+    assert http.request("DELETE", "/api/delete", json={"model": f"damaged-{what}"}).status_code == 200
+    assert http.post("/api/show", json={"model": f"damaged-{what}"}).status_code == 404
+
+
+def test_a_model_that_was_replaced_leaves_the_memory(server, http):
+    """R08: what no name stands for can't be reached and must not be held."""
+
+    def loaded() -> set[str]:
+        return {model["digest"] for model in http.get("/api/ps").json()["models"]}
+
+    def make(system: str) -> str:
+        assert create(http, model="changing", **{"from": "tiny"}, system=system).status_code == 200
+        http.post("/api/generate", json={"model": "changing"})
+        return server.store.get("changing").digest
+
+    first = make("one")
+    assert first in loaded()
+    second = make("two")
+    assert loaded() & {first, second} == {second}
+    http.post("/api/copy", json={"source": "changing", "destination": "kept"})
+    third = make("three")
+    assert loaded() & {second, third} == {second, third}
+    for name in ("kept", "changing"):
+        http.request("DELETE", "/api/delete", json={"model": name})
+    assert not loaded() & {second, third}
 
 
 def test_show_overlays_and_verbosity(http):

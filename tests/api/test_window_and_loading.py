@@ -106,6 +106,17 @@ def test_keep_alive_shows_as_expiry(http):
     generate(http, "", keep_alive="5m")
 
 
+@pytest.mark.parametrize("value", [1e30, 10**400, "9999999999h"])
+def test_a_keep_alive_of_centuries_does_not_break_the_list_of_running_models(http, value):
+    """A11: dates have an end."""
+    generate(http, "", keep_alive=value)
+    reply = http.get("/api/ps")
+    assert reply.status_code == 200
+    model = next(model for model in reply.json()["models"] if model["name"] == "tiny:latest")
+    assert "2300" < model["expires_at"] < "2400"
+    generate(http, "", keep_alive="5m")
+
+
 # --- faults
 
 

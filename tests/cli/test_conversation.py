@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +39,9 @@ class Chat:
         self.shown = ""
 
     def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
+        data = text.encode()
+        while data:
+            data = data[os.write(self._master, data[:2000]) :]
 
     def wait_for(self, text: str, seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
@@ -138,6 +142,104 @@ def test_ctrl_c_on_an_empty_line_says_how_to_leave(chat: Callable[..., Chat]) ->
     terminal = chat()
     terminal.type("\x03")
     terminal.wait_for("Use Ctrl + d or /bye to exit.")
+
+
+class Slow(list):
+    """Chunks of which the second comes only when `go` is set."""
+
+    go = threading.Event()
+
+    def __iter__(self) -> Iterator[object]:
+        yield from chat_reply("part ")[:1]
+        self.go.wait(20)
+        yield from chat_reply("late")
+
+
+def test_ctrl_c_ends_the_reply_and_keeps_what_had_come(chat: Callable[..., Chat], server: FakeServer) -> None:
+    """F09"""
+    terminal = chat()
+    server.replies["POST", "/api/chat"] = lambda _: (200, Slow([1]))
+    terminal.type("go\r")
+    terminal.wait_for("part ")
+    terminal.forget()
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    Slow.go.set()
+    server.replies["POST", "/api/chat"] = lambda _: (200, chat_reply("fine"))
+    terminal.type("next\r")
+    terminal.wait_for("fine")
+    said = [(m["role"], m["content"]) for m in server.bodies("/api/chat")[-1]["messages"]]
+    assert said == [("user", "go"), ("assistant", "part "), ("user", "next")]
+
+
+def test_ctrl_c_ends_a_command_and_not_the_conversation(chat: Callable[..., Chat], server: FakeServer) -> None:
+    """F09"""
+    terminal = chat()
+    loads = threading.Event()
+    server.replies["POST", "/api/generate"] = lambda _: (200, {"waited": loads.wait(20)})
+    terminal.type("/load other\r")
+    terminal.wait_for("Loading model")
+    terminal.forget()
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    loads.set()
+    terminal.type("hi\r")
+    terminal.wait_for("world.")
+    assert server.bodies("/api/chat")[-1]["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("a\x1b\rb", "a\nb"),
+        ("a\nb", "a\nb"),
+        ("x👩\u200d👩\u200d👧\x7fy", "xy"),
+        ("🇨🇿\x7fe\u0301\x7fz", "z"),
+        ("漢字\x7f!", "漢!"),
+    ],
+)
+def test_keys_edit_whole_characters_and_lines(
+    chat: Callable[..., Chat], server: FakeServer, typed: str, sent: str
+) -> None:
+    """F09: Alt-Enter and Ctrl-J begin a line; backspace takes what one sees as a character."""
+    terminal = chat()
+    terminal.type(f"{typed}\r")
+    terminal.wait_for("world.")
+    assert contents(server) == [sent]
+
+
+def test_a_long_paste_with_quotes_inside_is_one_message(chat: Callable[..., Chat], server: FakeServer) -> None:
+    """F09"""
+    terminal = chat()
+    lines = "\n".join(f'line {i} with """ inside' for i in range(5000))
+    writer = threading.Thread(target=terminal.type, args=(f"\x1b[200~{lines}\x1b[201~\r",))
+    writer.start()
+    terminal.wait_for("world.")
+    writer.join()
+    assert contents(server) == [lines]
+
+
+def test_a_system_message_may_have_several_lines(chat: Callable[..., Chat], server: FakeServer) -> None:
+    """F09"""
+    terminal = chat()
+    terminal.type('/set system """Be\r')
+    terminal.wait_for("... ")
+    terminal.type('brief."""\r')
+    terminal.wait_for("Set system message.")
+    terminal.type("hi\r")
+    terminal.wait_for("world.")
+    assert server.bodies("/api/chat")[0]["messages"][0] == {"role": "system", "content": "Be\nbrief."}
+
+
+def test_history_can_be_turned_off_in_the_middle(
+    chat: Callable[..., Chat], environ: dict[str, str], server: FakeServer
+) -> None:
+    terminal = chat()
+    for text, answer in (("open", "world."), ("/set nohistory", "Set 'nohistory' mode."), ("secret", "world.")):
+        terminal.forget()
+        terminal.type(f"{text}\r")
+        terminal.wait_for(answer)
+    assert (Path(environ["ARRIERO_HOME"]) / "history.jsonl").read_text() == '"open"\n"/set nohistory"\n'
 
 
 def test_a_server_error_leaves_the_conversation_open(chat: Callable[..., Chat], server: FakeServer) -> None:

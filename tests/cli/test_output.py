@@ -44,6 +44,10 @@ def test_wide_characters_are_counted_in_cells() -> None:
     assert all(width(line) <= 10 for line in wrap(["漢字" * 20], 15))
 
 
+def test_a_wide_character_after_a_long_word_does_not_take_the_word_along() -> None:
+    assert wrap(["aaaaaaa漢"], 13) == ["aaaaaaa", "漢"]
+
+
 @given(st.lists(st.text(alphabet="ab é漢\n", max_size=8)), st.integers(11, 40))
 def test_wrapping_never_overflows_and_never_loses_a_letter(pieces: list[str], columns: int) -> None:
     lines = wrap(pieces, columns)

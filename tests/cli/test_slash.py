@@ -58,6 +58,22 @@ def test_save_sends_lists_as_lists_and_the_whole_conversation(
     assert [m["role"] for m in body["messages"]] == ["user", "assistant"]
 
 
+def test_a_stop_with_a_blank_is_given_in_quotes(session: Session, command: Type, server: FakeServer) -> None:
+    """F02"""
+    assert command('/set parameter stop "a b" c') == "Set parameter 'stop' to 'a b, c'"
+    assert session.options == {"stop": ["a b", "c"]}
+
+
+def test_save_keeps_the_messages_that_the_model_brought(session: Session, command: Type, server: FakeServer) -> None:
+    """F02: a list of messages replaces the base's, so the whole conversation is sent."""
+    server.replies["POST", "/api/create"] = lambda _: (200, {"status": "success"})
+    session.facts = {"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]}
+    session.say("hi")
+    command("/save copy")
+    said = [m["content"] for m in server.bodies("/api/create")[0]["messages"]]
+    assert said == ["A", "B", "hi", "Hello world."]
+
+
 def test_clear_keeps_the_system_message(session: Session, command: Type, server: FakeServer) -> None:
     command('/set system """Be brief."""')
     session.say("hi")

@@ -60,6 +60,13 @@ def test_rm_stops_at_the_first_failure(arriero: Run, server: FakeServer) -> None
     assert len(server.bodies("/api/delete")) == 1
 
 
+def test_rm_removes_a_model_that_cannot_be_unloaded(arriero: Run, server: FakeServer) -> None:
+    """M04: a damaged model must be removable."""
+    server.replies["POST", "/api/generate"] = lambda _: (500, {"error": "model 'a:latest' is damaged"})
+    server.replies["DELETE", "/api/delete"] = lambda _: (200, b"")
+    assert arriero("rm", "a").stdout == "deleted 'a'\n"
+
+
 def test_an_unknown_verb_is_named(arriero: Run) -> None:
     result = arriero("frobnicate")
     assert (result.returncode, result.stderr) == (1, 'Error: unknown command "frobnicate" for "arriero"\n')

@@ -54,8 +54,9 @@ def put_model(
     system: str = "",
     params: Mapping[str, Any] | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    weights: float = 0.0,
 ) -> None:
-    """Store a safetensors model with a byte-level tokenizer under `name`."""
+    """Store a safetensors model with a byte-level tokenizer under `name`; '' means no template at all."""
     end_id = byte_tokenizer(special).token_to_id(end)
     files = {
         "config.json": {
@@ -70,7 +71,7 @@ def put_model(
             "eos_token_id": end_id,
         },
         "tokenizer.json": json.loads(byte_tokenizer(special).to_str()),
-        "tokenizer_config.json": {"eos_token": end, "chat_template": template},
+        "tokenizer_config.json": {"eos_token": end} | ({"chat_template": template} if template else {}),
     }
     with store.building() as build:
         layers = []
@@ -80,7 +81,7 @@ def put_model(
             return Layer(media_type=media_type, digest=blob.digest, size=blob.size, name=label)
 
         weight = "model.embed_tokens.weight"
-        layers.append(add(manifests.TENSOR, save({weight: np.zeros((4, 8), np.float32)}), weight))
+        layers.append(add(manifests.TENSOR, save({weight: np.full((4, 8), weights, np.float32)}), weight))
         layers += [add(manifests.JSON, json.dumps(value).encode(), label) for label, value in files.items()]
         if system:
             layers.append(add(manifests.SYSTEM, system.encode()))

@@ -5,9 +5,12 @@ import threading
 
 import pytest
 
+from arriero.chat.messages import Conversation, Message
 from arriero.errors import CheckpointError, NotFound, UnsupportedFeature
 from arriero.server import models
 from arriero.server.models import Models, find
+from arriero.store import manifests
+from arriero.store.manifests import Layer, Manifest
 from arriero.store.store import Store
 from tests.helpers.stored_model import put_model
 
@@ -81,6 +84,29 @@ async def test_a_model_made_anew_under_its_name_is_opened_anew(store):
     put_model(store, "tiny", context_length=99)
     after = await cache.open(store, "tiny")
     assert (before.context_length, after.context_length) == (4096, 99)
+
+
+async def test_a_model_without_a_template_is_told_so_in_the_log(store, caplog):
+    """Wart 6: the text that reaches such a model has no turns."""
+    put_model(store, "bare", template="", renderer="gemma4")
+    await Models().open(store, "tiny")
+    assert "has no chat template" not in caplog.text
+    await Models().open(store, "bare")
+    assert "bare:latest has no chat template: messages reach it as plain text" in caplog.text
+    assert "stored for the built-in renderer 'gemma4'" in caplog.text
+
+
+async def test_a_model_with_nothing_but_a_go_template_refuses_conversations(store):
+    """Wart 6: and doesn't take the bare text for one."""
+    put_model(store, "go", template="")
+    with store.building() as build:
+        model = store.get("go")
+        added = build.add(b"{{ .Prompt }}")
+        layer = Layer(media_type=manifests.TEMPLATE, digest=added.digest, size=added.size)
+        build.put(model.name, Manifest.build(model.manifest.config, [*model.manifest.layers, layer]))
+    opened = await Models().open(store, "go")
+    with pytest.raises(UnsupportedFeature, match="Go template"):
+        opened.text.render(Conversation(messages=[Message(role="user", content="hi")]))
 
 
 def test_names_are_looked_up_as_they_are_before_a_local_suffix_is_cut(store):
