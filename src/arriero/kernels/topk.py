@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
 from arriero.kernels.device import on_cpu
 
 BLOCK = 2048
@@ -27,7 +28,17 @@ def top_k(scores: mx.array, k: int) -> mx.array:
     length = scores.shape[-1]
     if not 1 <= k <= length:
         raise ValueError(f"top {k} of rows of {length} elements; k must be between 1 and the length")
-    shape = scores.shape[:-1]
+    native = device.native()
+    if native is not None:
+        return native.top_k(scores, k)
+    return graph(scores, k)
+
+
+def graph(scores: mx.array, k: int) -> mx.array:
+    """Plain MLX; the CPU extension takes 42 µs instead of 340 for the 40 best of 248,320, 1.2 ms instead of 12.5 for
+    the 10 best of 512 rows of 512.
+    """
+    shape, length = scores.shape[:-1], scores.shape[-1]
     keys = sort_keys(scores).reshape(-1, length)
     chosen = by_pieces(keys, k) if on_cpu() else by_blocks(keys, k)
     return chosen.astype(mx.int32).reshape(*shape, k)
@@ -37,6 +48,19 @@ def top_k_values(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Values `[..., k]` in the dtype of `scores` and indices `[..., k]` int32, as `top_k` orders them."""
     indices = top_k(scores, k)
     return mx.take_along_axis(scores, indices, axis=-1), indices
+
+
+def argmax(scores: mx.array) -> mx.array:
+    """Index `[...]` uint32 of the largest of `scores` `[..., length]`: the first of equal ones, NaN after all else.
+
+    ValueError when length is 0.
+    """
+    if scores.shape[-1] == 0:
+        raise ValueError("a row without elements has no largest one")
+    native = device.native()
+    if native is not None:
+        return native.argmax(scores)
+    return mx.argmax(mx.maximum(sort_keys(scores), mx.array(NAN, mx.uint32)), axis=-1)
 
 
 def sort_keys(scores: mx.array) -> mx.array:
