@@ -40,6 +40,24 @@ def test_a_bad_number_is_the_default_and_a_warning(caplog: pytest.LogCaptureFixt
     assert "ARRIERO_MAX_QUEUE" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("CONTEXT_LENGTH", 0),
+        ("NUM_PARALLEL", 0),
+        ("MAX_LOADED_MODELS", 0),
+        ("MAX_QUEUE", 512),
+        ("MEMORY_LIMIT", 0),
+        ("PREFILL_CHUNK", 0),
+    ],
+)
+def test_a_negative_count_is_the_default_and_a_warning(
+    name: str, default: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert getattr(read(**{f"ARRIERO_{name}": "-1"}), name.lower()) == default
+    assert f"ARRIERO_{name}='-1' cannot be read (it is below 0)" in caplog.text
+
+
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("false", False), ("F", False), ("banana", True)])
 def test_an_unreadable_boolean_counts_as_true(text: str, value: bool) -> None:
     assert read(OLLAMA_NOPRUNE=text).no_prune is value

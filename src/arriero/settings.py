@@ -44,6 +44,13 @@ def _read(name: str, default: T, convert: Callable[[str], T], environ: Mapping[s
         return default
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise ValueError("it is below 0")
+    return count
+
+
 def _boolean(text: str) -> bool:
     return text.lower() not in ("0", "f", "false")
 
@@ -123,16 +130,16 @@ class Settings:
             home=home,
             keep_alive=_read("KEEP_ALIVE", 300.0, _keep_alive, env),
             load_timeout=_read("LOAD_TIMEOUT", 300.0, _timeout, env),
-            context_length=_read("CONTEXT_LENGTH", 0, int, env),
-            num_parallel=_read("NUM_PARALLEL", 0, int, env),
-            max_loaded_models=_read("MAX_LOADED_MODELS", 0, int, env),
-            max_queue=_read("MAX_QUEUE", 512, int, env),
-            memory_limit=_read("MEMORY_LIMIT", 0, int, env),
+            context_length=_read("CONTEXT_LENGTH", 0, _count, env),
+            num_parallel=_read("NUM_PARALLEL", 0, _count, env),
+            max_loaded_models=_read("MAX_LOADED_MODELS", 0, _count, env),
+            max_queue=_read("MAX_QUEUE", 512, _count, env),
+            memory_limit=_read("MEMORY_LIMIT", 0, _count, env),
             no_prune=_read("NOPRUNE", False, _boolean, env),
             no_history=_read("NOHISTORY", False, _boolean, env),
             debug=_read("DEBUG", 0, _debug_level, env),
             dtype=_read("DTYPE", "", str, env),
-            prefill_chunk=_read("PREFILL_CHUNK", 0, int, env),
+            prefill_chunk=_read("PREFILL_CHUNK", 0, _count, env),
         )
 
 

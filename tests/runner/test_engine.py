@@ -314,6 +314,27 @@ def test_bad_sampling_options_fail_their_own_row_only(model):
     assert len(replies["a"].tokens) == 4
 
 
+@pytest.mark.parametrize("place", ["sampler", "caches"])
+def test_a_row_that_cannot_be_admitted_is_told_and_the_rows_behind_it_run(model, monkeypatch, place):
+    engine = make_engine(model, max_rows=1)
+    owner, name = (engine.sampler, "add") if place == "sampler" else (model, "new_caches")
+    works, calls = getattr(owner, name), []
+
+    def fails_once(*arguments):
+        calls.append(name)
+        if len(calls) == 1:
+            raise RuntimeError("no place")
+        return works(*arguments)
+
+    monkeypatch.setattr(owner, name, fails_once)
+    engine.submit(submit("a", [1, 2, 3], 4))
+    engine.submit(submit("b", [1, 2, 3], 4))
+    replies = run(engine)
+    assert "no place" in replies["a"].end.message
+    assert len(replies["b"].tokens) == 4
+    assert engine.counts().reserved_bytes == 0
+
+
 def test_logprobs_come_with_the_tokens_of_the_rows_that_asked(model):
     engine = make_engine(model)
     asking = SamplingOptions(temperature=0.0, logprobs=True, top_logprobs=3)

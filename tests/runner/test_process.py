@@ -103,6 +103,17 @@ def test_the_configuration_may_be_the_argument(tmp_path):
         server.close()
 
 
+def test_the_configuration_is_read_whatever_the_locale(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    folder = tmp_path / "ñandú"
+    folder.mkdir()
+    server = Server(folder)
+    try:
+        assert server.until(Ready).architecture == "tiny"
+    finally:
+        server.close()
+
+
 def test_a_request_is_answered_and_shutdown_ends_the_process(server):
     server.until(Ready)
     server.send(Submit(id="1", tokens=[1, 2], max_tokens=5, stop_tokens=[], sampling=SamplingOptions(seed=1)))

@@ -13,12 +13,14 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from arriero import errors
 from arriero.errors import LoadError, RunnerCrashed
 from arriero.runner.messages import Failed, Tokens
-from arriero.scheduler import error_of, process
+from arriero.scheduler import LoadRequest, error_of, process
+from arriero.source import FolderSource
 from tests.helpers.scripted_runner import Reply, Script, received, scripted_command
 from tests.scheduler.conftest import alive, answer, load_request, starts, submit, until
 
@@ -179,6 +181,19 @@ async def test_a_runner_that_swallows_an_interrupt_while_it_starts_is_stopped_at
     with pytest.raises(LoadError, match="unloaded while it was loading"):
         await lease
     assert scheduler.reserved_bytes == 0
+
+
+async def test_stopping_a_load_whose_runner_does_not_read_its_configuration_leaves_no_process(make):
+    scheduler = make(command=[sys.executable, "-c", "import time; time.sleep(60)"])
+    request = LoadRequest(key="a", name="a", source=FolderSource("x" * 1_000_000), weight_bytes=1)
+    lease = asyncio.create_task(scheduler.lease(request))
+    await until(lambda: psutil.Process().children())
+    children = psutil.Process().children()
+    await asyncio.sleep(0.05)
+    await scheduler.unload("a")
+    assert not [child for child in children if child.is_running()]
+    with pytest.raises(LoadError, match="unloaded while it was loading"):
+        await lease
 
 
 @pytest.mark.parametrize("leave", ["close", "release", "cancel"])

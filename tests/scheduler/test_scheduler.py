@@ -55,6 +55,14 @@ async def test_a_request_id_that_is_running_is_refused(make):
             lease.submit(submit("1"))
 
 
+async def test_a_request_that_cannot_be_encoded_leaves_no_stream_behind(make):
+    scheduler = make(Script(cache_bytes_per_token=1))
+    async with await scheduler.lease(load_request()) as lease:
+        with pytest.raises(OverflowError):
+            lease.submit(submit("1", [1 << 80]))
+        assert lease._runner.cache_in_use == 0
+
+
 async def test_an_idle_model_leaves_after_its_keep_alive(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(log=str(log)), keep_alive=0.2)

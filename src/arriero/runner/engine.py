@@ -195,14 +195,15 @@ class Engine:
             row = self._waiting[0]
             if self.limits.cache_bytes and self._reserved + row.reserved > self.limits.cache_bytes:
                 return
-            self._waiting.popleft()
+            # One of the rows from here on: whatever goes wrong in the next lines, it is told.
+            self._rows.append(self._waiting.popleft())
+            self._reserved += row.reserved
             try:
                 self.sampler.add(row.id, row.request.sampling, row.request.tokens)
             except ArrieroError as error:
+                self._leave([row])
                 self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
                 continue
-            self._rows.append(row)
-            self._reserved += row.reserved
             row.admit(self.model.new_caches())
 
     def _build(self) -> Flight | None:

@@ -44,7 +44,8 @@ class Interrupted(Exception):
 
 def main(arguments: list[str]) -> int:
     """Run with the configuration in the first argument, or on standard input for `-`; returns the exit status."""
-    text = arguments[0] if arguments and arguments[0] != "-" else sys.stdin.read()
+    # Bytes: JSON is UTF-8 whatever the locale says.
+    text = arguments[0] if arguments and arguments[0] != "-" else sys.stdin.buffer.read()
     config = msgspec.json.decode(text, type=RunnerConfig)
     logging.basicConfig(stream=sys.stderr, level=config.log_level, format="%(levelname)s %(name)s: %(message)s")
     parent = config.parent_pid or os.getppid()

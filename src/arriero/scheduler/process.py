@@ -64,6 +64,7 @@ class RunnerProcess:
             log.warning("the runner of %s ended before it read its configuration", name)
         except BaseException:
             runner.kill()
+            await runner.wait()
             raise
         return runner
 

@@ -117,9 +117,9 @@ class Runner:
             raise self._crash()
         if request.id in self.streams:
             raise InvalidRequest(f"a request with the id {request.id} is already running")
-        stream = Stream(request.id, cache_bytes)
-        self.streams[request.id] = stream
+        # Sent first: a request that cannot be encoded must not leave a stream behind that never ends.
         self._channel.send(request)
+        stream = self.streams[request.id] = Stream(request.id, cache_bytes)
         return stream
 
     def cancel(self, stream: Stream) -> None:
