@@ -77,7 +77,7 @@ QWEN35_MOE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
     "num_experts": 4,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }

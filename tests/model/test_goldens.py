@@ -11,6 +11,7 @@ import pytest
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
+from arriero.runner.caches import RecurrentCache
 from arriero.source import FolderSource
 from tests.helpers.forward import Rows, chunked, packed, whole
 
@@ -86,7 +87,10 @@ def test_bf16_stays_close_and_stays_bf16(name: str, golden: tuple[list[int], np.
     assert hidden.final.dtype == mx.bfloat16
     assert hidden.taps is not None
     assert hidden.taps.dtype == mx.bfloat16
-    assert all(state.dtype == mx.bfloat16 for cache in rows.caches[0] if cache for state in cache.state())
+    for cache in filter(None, rows.caches[0]):
+        # A recurrent state stays float32: in 16 bits it drifts with the length of the text.
+        wanted = {mx.bfloat16, mx.float32} if isinstance(cache, RecurrentCache) else {mx.bfloat16}
+        assert {array.dtype for array in cache.state()} == wanted
     found = model.logits(hidden.final)
     assert found.dtype == mx.bfloat16
     assert model.embed(mx.array(ids)).dtype == mx.bfloat16

@@ -14,41 +14,11 @@ from arriero.model.layers.attention import AttentionConfig, GroupedAttention
 from arriero.model.layers.block import FeedForward, PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
-from arriero.model.layers.experts import Experts, Router, SparseMLP
+from arriero.model.layers.experts import Experts, Router, SparseConfig, SparseMLP
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape, windows
-
-
-@dataclass(frozen=True)
-class SparseConfig:
-    """The mixture of experts, and the layers that have one."""
-
-    experts: int
-    top_k: int
-    intermediate: int
-    normalise: bool
-    layers: frozenset[int]
-
-    @classmethod
-    def read(cls, fields: Fields, layers: int) -> Self:
-        """From the fields of a Qwen3-MoE configuration; `num_local_experts` is a newer name of `num_experts`."""
-        experts = fields.integer("num_experts" if fields.has("num_experts") else "num_local_experts")
-        top_k = fields.integer("num_experts_per_tok")
-        if top_k > experts:
-            raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({experts})", top_k)
-        step = fields.integer("decoder_sparse_step", 1)
-        dense = fields.get("mlp_only_layers", [])
-        if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
-            raise fields.wrong("mlp_only_layers", "a list of layer numbers", dense)
-        return cls(
-            experts=experts,
-            top_k=top_k,
-            intermediate=fields.integer("moe_intermediate_size"),
-            normalise=fields.flag("norm_topk_prob", False),
-            layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
-        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +59,7 @@ class Config:
             ],
             rope=RopeConfig.read(fields, theta=10000.0 if moe else 1e6, context_length=shape.context_length),
             activation=activation(fields, "hidden_act", default="silu"),
-            sparse=SparseConfig.read(fields, shape.layers) if moe else None,
+            sparse=SparseConfig.read(fields, shape.layers, normalise=False) if moe else None,
         )
         fields.finish(shape.architecture)
         return config

@@ -70,6 +70,7 @@ class Decoder:
         load_layer: Callable[[str, int], Layer],
         *,
         centred_norm: bool = False,
+        baked_norm: bool | None = None,
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
         left_out: re.Pattern[str] | None = None,
@@ -80,7 +81,15 @@ class Decoder:
         """
         root = find_root(checkpoint)
         embedding = Embedding.load(checkpoint, f"{root}embed_tokens", dtype, shape=(shape.vocab, shape.hidden))
-        norm = RMSNorm.load(checkpoint, f"{root}norm", dtype, eps=shape.eps, width=shape.hidden, centred=centred_norm)
+        norm = RMSNorm.load(
+            checkpoint,
+            f"{root}norm",
+            dtype,
+            eps=shape.eps,
+            width=shape.hidden,
+            centred=centred_norm,
+            baked=baked_norm,
+        )
         outer = root.removesuffix("model.")
         heads = list(dict.fromkeys([f"{root}lm_head", f"{outer}lm_head", "lm_head"]))
         model = cls(

@@ -10,12 +10,46 @@ import mlx.core as mx
 from arriero.errors import CheckpointError
 from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import Linear, expect_shape
-from arriero.model.layers.mlp import Activation, gated
+from arriero.model.layers.mlp import Activation, GatedMLP, gated
 from arriero.model.weight import Weight, concatenate_rows, stack_experts
 
 SORT_FROM = 64
 """Tokens from which sorting them by expert pays."""
+
+
+@dataclass(frozen=True)
+class SparseConfig:
+    """The mixture of experts of a Qwen configuration, and the layers that have one."""
+
+    experts: int
+    top_k: int
+    intermediate: int
+    normalise: bool
+    layers: frozenset[int]
+
+    @classmethod
+    def read(cls, fields: Fields, layers: int, *, normalise: bool) -> Self:
+        """`normalise` is what a missing `norm_topk_prob` means.
+
+        `num_local_experts` is a newer name of `num_experts`.
+        """
+        experts = fields.integer("num_experts" if fields.has("num_experts") else "num_local_experts")
+        top_k = fields.integer("num_experts_per_tok")
+        if top_k > experts:
+            raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({experts})", top_k)
+        step = fields.integer("decoder_sparse_step", 1)
+        dense = fields.get("mlp_only_layers", [])
+        if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
+            raise fields.wrong("mlp_only_layers", "a list of layer numbers", dense)
+        return cls(
+            experts=experts,
+            top_k=top_k,
+            intermediate=fields.integer("moe_intermediate_size"),
+            normalise=fields.flag("norm_topk_prob", normalise),
+            layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +167,20 @@ class SparseMLP:
     def __call__(self, x: mx.array) -> mx.array:
         chosen, weights = self.router(x)
         return self.experts(x, chosen, weights)
+
+
+class SharedSparseMLP:
+    """A mixture of experts beside one that every token takes, weighed by `sigmoid(gate(x))`."""
+
+    def __init__(self, sparse: SparseMLP, shared: GatedMLP, gate: Linear) -> None:
+        self.sparse = sparse
+        self.shared = shared
+        self.gate = gate
+
+    def __call__(self, x: mx.array) -> mx.array:
+        weight = mx.sigmoid(self.gate(x).astype(mx.float32))
+        shared = self.shared(x).astype(mx.float32) * weight
+        return self.sparse(x) + shared.astype(x.dtype)
 
 
 def _bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:

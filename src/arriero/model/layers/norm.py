@@ -21,19 +21,29 @@ class RMSNorm:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, eps: float, width: int, centred: bool = False
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: mx.Dtype,
+        *,
+        eps: float,
+        width: int,
+        centred: bool = False,
+        baked: bool | None = None,
     ) -> Self:
         """`prefix.weight` `[width]`, in the activations' dtype.
 
-        `centred` weights are stored around 0: the gain is `1 + w`, held in float32 because 16 bits would round it (a
-        GGUF file holds the sum already, which the checkpoint's dialect tells).
+        `centred` weights are stored around 0: the gain is `1 + w`, held in float32 because 16 bits would round it. A
+        file that is `baked` holds the sum already (None: GGUF files are, others are not).
         """
         weight = checkpoint.tensor(f"{prefix}.weight")
         expect_shape(f"{prefix}.weight", tuple(weight.shape), (width,))
         if not centred:
             return cls(weight.astype(dtype), eps)
         gain = weight.astype(mx.float32)
-        return cls(gain if checkpoint.dialect == "gguf" else gain + 1, eps)
+        if baked is None:
+            baked = checkpoint.dialect == "gguf"
+        return cls(gain if baked else gain + 1, eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.gain, self.eps)

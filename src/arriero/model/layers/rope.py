@@ -19,6 +19,8 @@ BLOCK = 1024
 """Positions of one block of a table."""
 
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
+AXES = {"mrope_section", "mrope_interleaved"}
+"""Which frequencies follow which axis of an image; in text all axes have the same positions."""
 KINDS: dict[str, set[str]] = {
     "default": set(),
     "linear": set(),
@@ -51,22 +53,33 @@ class RopeConfig:
     """What `original_max_position_embeddings` defaults to."""
 
     @classmethod
-    def read(cls, fields: Fields, *, theta: float, context_length: int, layer_type: str | None = None) -> RopeConfig:
+    def read(
+        cls,
+        fields: Fields,
+        *,
+        theta: float,
+        context_length: int,
+        layer_type: str | None = None,
+        partial: float = 1.0,
+        axes: bool = False,
+    ) -> RopeConfig:
         """From `rope_parameters` (by layer type where it is so) or from `rope_scaling` and `rope_theta`.
 
-        `theta` is the architecture's default. CheckpointError names an unknown kind or a field that we do not honour.
+        `theta` and `partial` are the architecture's defaults; `axes` allows for positions of several axes.
+        CheckpointError names an unknown kind or a field that we do not honour.
         """
         nested = fields.section("rope_parameters")
         legacy = fields.section("rope_scaling")
         base = fields.number("rope_theta", theta)
-        partial = fields.number("partial_rotary_factor", 1.0)
+        partial = fields.number("partial_rotary_factor", partial)
         where, values = "rope_parameters", nested
         if nested is not None and any(isinstance(v, dict) for v in nested.values()):
             where = f"rope_parameters.{layer_type}"
             values = nested.get(layer_type or "full_attention") or {}
         if not values:
             where, values = "rope_scaling", legacy
-        return cls.of(values or {}, where=where, theta=base, partial=partial, context_length=context_length)
+        values = {name: value for name, value in (values or {}).items() if not (axes and name in AXES)}
+        return cls.of(values, where=where, theta=base, partial=partial, context_length=context_length)
 
     @classmethod
     def of(

@@ -26,6 +26,7 @@ class DecoderShape:
     hidden: int
     layers: int
     intermediate: int
+    """Of the dense feed-forward layers; 0 where there are none."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -45,8 +46,10 @@ class DecoderShape:
         heads: tuple[int, int] | None = None,
         head_dim: int | None = None,
         vocab: int | None = None,
+        dense: bool = True,
     ) -> DecoderShape:
-        """From a configuration; the arguments are the architecture's defaults, `heads` those of queries and keys.
+        """From a configuration; the arguments are the architecture's defaults, `heads` those of queries and keys;
+        `dense` says whether any layer has a dense feed-forward part.
 
         CheckpointError names a field that is missing or contradicts another.
         """
@@ -62,7 +65,7 @@ class DecoderShape:
             vocab=fields.integer("vocab_size", *(() if vocab is None else (vocab,))),
             hidden=hidden,
             layers=fields.integer("num_hidden_layers"),
-            intermediate=fields.integer("intermediate_size"),
+            intermediate=fields.integer("intermediate_size") if dense else 0,
             heads=count,
             kv_heads=kv_heads,
             head_dim=fields.integer("head_dim", hidden // count if head_dim is None else head_dim),

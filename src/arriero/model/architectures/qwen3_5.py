@@ -1,0 +1,323 @@
+"""The text of Qwen 3.5, 3.6 and 3.8, dense and mixture of experts, and Qwen3-Next.
+
+Most layers are gated delta nets, every fourth is attention whose output is gated by its own query projection and which
+rotates a part of each head. Norm weights are stored around 0, but for the delta net's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+from arriero.model.architectures import check_config
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Batch, Cache
+from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.block import FeedForward
+from arriero.model.layers.config import Fields
+from arriero.model.layers.decoder import Decoder
+from arriero.model.layers.delta_net import DeltaNetConfig, GatedDeltaNet
+from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseConfig, SparseMLP
+from arriero.model.layers.linear import FusedLinear, Linear
+from arriero.model.layers.mlp import GatedMLP, activation
+from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.rope import Rope, RopeConfig
+from arriero.model.layers.shape import DecoderShape
+from arriero.runner.caches.full import KVCache
+
+log = logging.getLogger(__name__)
+
+LayerType = Literal["linear_attention", "full_attention"]
+LAYER_TYPES: tuple[LayerType, LayerType] = ("linear_attention", "full_attention")
+
+VISION = re.compile(r"^(model\.)?(visual|vision_tower)\.")
+MTP = re.compile(r"^(model\.|language_model\.)?mtp\.")
+LEFT_OUT = re.compile(f"{VISION.pattern}|{MTP.pattern}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters, from config.json or its `text_config`."""
+
+    shape: DecoderShape
+    layer_types: list[LayerType]
+    attention: AttentionConfig
+    delta_net: DeltaNetConfig
+    rope: RopeConfig
+    sparse: SparseConfig | None
+    shared_intermediate: int
+    """Of the expert that every token takes; 0 without a mixture."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """CheckpointError names a field that is missing, wrong or not honoured."""
+        architecture = check_config(values)
+        fields = text_fields(values)
+        moe = fields.has("num_experts") and fields.integer("num_experts", minimum=0) > 0
+        if moe and architecture.startswith("Qwen3_5For"):
+            raise fields.wrong("num_experts", f"0 (or the architecture {architecture.replace('3_5', '3_5Moe')})", moe)
+        layers = fields.integer("num_hidden_layers")
+        sparse = SparseConfig.read(fields, layers, normalise=True) if "Moe" in architecture or moe else None
+        dense = sparse is None or len(sparse.layers) < layers
+        shape = DecoderShape.read(fields, architecture, context_length=32768, head_dim=256, dense=dense)
+        if activation(fields, "hidden_act", default="silu") != "silu":
+            raise fields.wrong("hidden_act", "silu", fields.get("hidden_act"))
+        if not fields.flag("attn_output_gate", True):
+            raise fields.wrong("attn_output_gate", "true", False)
+        bias = fields.flag("attention_bias", False)
+        config = cls(
+            shape=shape,
+            layer_types=read_layer_types(fields, layers),
+            attention=AttentionConfig(
+                hidden=shape.hidden,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                head_dim=shape.head_dim,
+                scale=shape.head_dim**-0.5,
+                qkv_bias=bias,
+                out_bias=bias,
+            ),
+            delta_net=DeltaNetConfig.read(fields, hidden=shape.hidden, eps=shape.eps),
+            rope=RopeConfig.read(
+                fields,
+                theta=10000.0,
+                partial=0.25,
+                context_length=shape.context_length,
+                axes=architecture != "Qwen3NextForCausalLM",
+            ),
+            sparse=sparse,
+            shared_intermediate=0 if sparse is None else fields.integer("shared_expert_intermediate_size"),
+        )
+        fields.finish(architecture)
+        return config
+
+
+def text_fields(values: Mapping[str, Any]) -> Fields:
+    """The fields of the text model; whether its head is tied is said outside of `text_config`, if there."""
+    text = Fields(values).section("text_config")
+    if text is None:
+        return Fields(values)
+    outer = values.get("tie_word_embeddings")
+    return Fields(text if outer is None else {**text, "tie_word_embeddings": outer}, "config.json: text_config")
+
+
+def read_layer_types(fields: Fields, layers: int) -> list[LayerType]:
+    """What each layer is, by `layer_types` or from the interval at which attention comes."""
+    given = fields.get("layer_types")
+    names = fields.strings("layer_types", layers, LAYER_TYPES)
+    interval = fields.integer("full_attention_interval", 4)
+    if names is None:
+        return [LAYER_TYPES[(index + 1) % interval == 0] for index in range(layers)]
+    if len(given) != layers:
+        raise fields.wrong("layer_types", f"as long as num_hidden_layers says ({layers})", given)
+    return [kind for name in names for kind in LAYER_TYPES if kind == name]
+
+
+class GatedAttention:
+    """Attention with norms on query and key heads, and `sigmoid(gate)` on its output.
+
+    `q_proj` holds the rows of each head's query and then those of its gate.
+    """
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        rope: Rope,
+        dtype: mx.Dtype,
+        *,
+        query_gate: Linear,
+        key: Linear,
+        value: Linear,
+        out: Linear,
+        query_norm: RMSNorm,
+        key_norm: RMSNorm,
+    ) -> None:
+        self.config = config
+        self.rope = rope
+        self.dtype = dtype
+        self.qkv = FusedLinear([query_gate, key, value])
+        self.out = out
+        self.query_norm = query_norm
+        self.key_norm = key_norm
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: mx.Dtype,
+        config: AttentionConfig,
+        rope: Rope,
+        *,
+        eps: float,
+        baked: bool,
+    ) -> Self:
+        """Tensors under `prefix`, e.g. `model.layers.3.self_attn`."""
+        c = config
+
+        def project(name: str, rows: int) -> Linear:
+            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=(rows, c.hidden))
+
+        return cls(
+            config,
+            rope,
+            dtype,
+            query_gate=project("q_proj", 2 * c.heads * c.head_dim),
+            key=project("k_proj", c.kv_heads * c.head_dim),
+            value=project("v_proj", c.kv_heads * c.head_dim),
+            out=Linear.load(
+                checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
+            ),
+            query_norm=load_norm(checkpoint, f"{prefix}.q_norm", dtype, c.head_dim, eps, baked=baked),
+            key_norm=load_norm(checkpoint, f"{prefix}.k_norm", dtype, c.head_dim, eps, baked=baked),
+        )
+
+    def new_cache(self) -> KVCache:
+        """Keys and values of every position."""
+        c = self.config
+        return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        c = self.config
+        query_gate, k, v = self.qkv(x)
+        q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)
+        k = k.reshape(-1, c.kv_heads, c.head_dim)
+        v = v.reshape(-1, c.kv_heads, c.head_dim)
+        q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
+        y = attend(q, k, v, batch, slot, scale=c.scale)
+        y = (y.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)
+        return self.out(y.reshape(-1, c.heads * c.head_dim))
+
+
+class Layer:
+    """`x += mixer(norm(x)); x += feed_forward(norm(x))`, the mixer a delta net or attention."""
+
+    def __init__(
+        self, mixer: GatedDeltaNet | GatedAttention, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm
+    ) -> None:
+        self.mixer = mixer
+        self.feed_forward = feed_forward
+        self.before = before
+        self.between = between
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: mx.Dtype,
+        config: Config,
+        index: int,
+        rope: Rope,
+        *,
+        baked: bool,
+    ) -> Self:
+        """Tensors under `prefix`, e.g. `model.layers.0`."""
+        shape = config.shape
+        mixer: GatedDeltaNet | GatedAttention
+        if config.layer_types[index] == "linear_attention":
+            mixer = GatedDeltaNet.load(checkpoint, f"{prefix}.linear_attn", dtype, config.delta_net)
+        else:
+            mixer = GatedAttention.load(
+                checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope, eps=shape.eps, baked=baked
+            )
+        before, between = (
+            load_norm(checkpoint, f"{prefix}.{name}", dtype, shape.hidden, shape.eps, baked=baked)
+            for name in ("input_layernorm", "post_attention_layernorm")
+        )
+        return cls(mixer, load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config, index), before, between)
+
+    def new_cache(self) -> Cache:
+        return self.mixer.new_cache()
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        x, normed = self.between.of_sum(x, self.mixer(self.before(x), batch, slot))
+        return x + self.feed_forward(normed)
+
+
+def load_norm(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, width: int, eps: float, *, baked: bool) -> RMSNorm:
+    """A norm whose weight is stored around 0, or as the whole gain where the file is `baked`."""
+    return RMSNorm.load(checkpoint, prefix, dtype, eps=eps, width=width, centred=True, baked=baked)
+
+
+def load_feed_forward(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int) -> FeedForward:
+    """The dense network or the experts of one layer."""
+    hidden, sparse = config.shape.hidden, config.sparse
+
+    def dense(prefix: str, intermediate: int) -> GatedMLP:
+        return GatedMLP.load(checkpoint, prefix, dtype, hidden=hidden, intermediate=intermediate, bias=False)
+
+    if sparse is None or index not in sparse.layers:
+        return dense(prefix, config.shape.intermediate)
+    gate = Linear.load(checkpoint, f"{prefix}.gate", dtype, bias=False, shape=(sparse.experts, hidden))
+    experts = Experts.load(
+        checkpoint, prefix, dtype, experts=sparse.experts, hidden=hidden, intermediate=sparse.intermediate
+    )
+    return SharedSparseMLP(
+        SparseMLP(Router(gate, sparse.top_k, sparse.normalise), experts),
+        dense(f"{prefix}.shared_expert", config.shared_intermediate),
+        Linear.load(checkpoint, f"{prefix}.shared_expert_gate", dtype, bias=False, shape=(1, hidden)),
+    )
+
+
+def gains_are_baked(checkpoint: Checkpoint) -> bool:
+    """Whether the file holds `1 + w` where the original holds w; decided once, by the layout of a convolution.
+
+    MLX's tools turn kernels `[channels, 1, K]` into `[channels, K, 1]` and add the 1 in the same step. CheckpointError
+    when there is no convolution to tell by.
+    """
+    if checkpoint.dialect == "gguf":
+        return True
+    name = next((name for name in checkpoint.names() if name.endswith(".linear_attn.conv1d.weight")), None)
+    if name is None:
+        raise CheckpointError(
+            "the checkpoint has no linear_attn.conv1d.weight, whose layout tells how the gains of norms are stored"
+        )
+    baked = checkpoint.tensor(name).shape[-1] == 1
+    log.info("norm weights are stored %s (by the layout of %s)", "as gains" if baked else "around 0", name)
+    return baked
+
+
+def report_left_out(checkpoint: Checkpoint) -> None:
+    """Say which parts of the checkpoint are not used, and what that means."""
+    names = checkpoint.names()
+    for pattern, part in (
+        (VISION, "the vision tower is not loaded, and images are refused"),
+        (MTP, "the head that predicts several tokens is not loaded: it makes drafts, which are not in this version"),
+    ):
+        count = sum(pattern.search(name) is not None for name in names)
+        if count:
+            log.info("%s (%d tensors)", part, count)
+
+
+class Model(Decoder):
+    """The whole network; a vision tower and a head for drafts are left out."""
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
+        """Build from a checkpoint with activations of `dtype`."""
+        config = Config.read(checkpoint.config)
+        shape = config.shape
+        rope = Rope(config.rope, shape.head_dim)
+        baked = gains_are_baked(checkpoint)
+        full = config.layer_types.count("full_attention")
+        facts = shape.facts(dtype, [config.attention] * full, config.rope)
+        states = (shape.layers - full) * config.delta_net.cache_bytes(dtype)
+        model = cls.assemble(
+            checkpoint,
+            dtype,
+            shape,
+            replace(facts, cache_bytes_fixed=facts.cache_bytes_fixed + states),
+            lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope, baked=baked),
+            centred_norm=True,
+            baked_norm=baked,
+            left_out=LEFT_OUT,
+        )
+        report_left_out(checkpoint)
+        return model
