@@ -227,6 +227,29 @@ def test_think_reaches_the_template(http):
     assert prompt(think=False).endswith("<think>\n\n</think>\n\n")
 
 
+def test_our_own_replies_are_accepted_as_history(http):
+    """C06: thoughts, text and all, as they came."""
+    history = []
+    for turn in ("one", "two", "three"):
+        history.append({"role": "user", "content": say(f"hm {turn}</think>\nsaid {turn}")})
+        message = chat(http, model="thinker", messages=history).json()["message"]
+        assert (message["thinking"].strip(), message["content"]) == (f"hm {turn}", f"said {turn}")
+        history.append(message)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Brno"}', "{}", "", None, "not json", "[1]", {"city": "Brno"}])
+def test_arguments_of_any_form_are_accepted_in_the_history(http, arguments):
+    """C01: what another server or client wrote there must not end a conversation."""
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    history = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": "sunny"},
+        {"role": "user", "content": say("go on")},
+    ]
+    assert chat(http, model="thinker", think=False, messages=history).json()["message"]["content"] == "go on"
+
+
 @pytest.mark.parametrize("value", ["json", {"type": "object"}, "yaml"])
 def test_format_is_refused_until_it_is_honoured(http, value):
     assert "format is not in this version" in error(chat(http, "x", format=value))

@@ -106,6 +106,13 @@ def test_keep_alive_shows_as_expiry(http):
     generate(http, "", keep_alive="5m")
 
 
+def test_the_first_reply_counts_the_load_and_the_next_does_not(http):
+    """R09"""
+    generate(http, "", keep_alive=0)
+    first, second = (chat(http, say("x")).json() for _ in range(2))
+    assert second["load_duration"] < 50_000_000 < first["load_duration"] < first["total_duration"]
+
+
 @pytest.mark.parametrize("value", [1e30, 10**400, "9999999999h"])
 def test_a_keep_alive_of_centuries_does_not_break_the_list_of_running_models(http, value):
     """A11: dates have an end."""

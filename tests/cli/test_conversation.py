@@ -147,7 +147,9 @@ def test_ctrl_c_on_an_empty_line_says_how_to_leave(chat: Callable[..., Chat]) ->
 class Slow(list):
     """Chunks of which the second comes only when `go` is set."""
 
-    go = threading.Event()
+    def __init__(self) -> None:
+        super().__init__([1])
+        self.go = threading.Event()
 
     def __iter__(self) -> Iterator[object]:
         yield from chat_reply("part ")[:1]
@@ -158,13 +160,14 @@ class Slow(list):
 def test_ctrl_c_ends_the_reply_and_keeps_what_had_come(chat: Callable[..., Chat], server: FakeServer) -> None:
     """F09"""
     terminal = chat()
-    server.replies["POST", "/api/chat"] = lambda _: (200, Slow([1]))
+    chunks = Slow()
+    server.replies["POST", "/api/chat"] = lambda _: (200, chunks)
     terminal.type("go\r")
     terminal.wait_for("part ")
     terminal.forget()
     terminal.type("\x03")
     terminal.wait_for(">>> ")
-    Slow.go.set()
+    chunks.go.set()
     server.replies["POST", "/api/chat"] = lambda _: (200, chat_reply("fine"))
     terminal.type("next\r")
     terminal.wait_for("fine")

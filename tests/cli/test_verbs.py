@@ -1,5 +1,9 @@
+import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -118,6 +122,36 @@ def test_an_error_in_the_middle_of_a_reply_is_an_error(arriero: Run, server: Fak
     )
     result = arriero("run", "tiny", "q")
     assert (result.returncode, result.stdout, result.stderr) == (1, "par\n", "Error: runner died\n")
+
+
+class Endless(list):
+    """A first chunk, and a second one only when `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([1])
+        self.go = threading.Event()
+
+    def __iter__(self) -> Iterator[object]:
+        yield from generate_reply("par")[:1]
+        self.go.wait(20)
+
+
+def test_ctrl_c_during_a_reply_is_an_exit_of_130(environ: dict[str, str], server: FakeServer) -> None:
+    chunks = Endless()
+    server.replies["POST", "/api/generate"] = lambda _: (200, chunks)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arriero", "run", "tiny", "q"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+    )
+    assert process.stdout is not None
+    begun = os.read(process.stdout.fileno(), 10)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=20)
+    chunks.go.set()
+    assert (begun + rest, errors, process.returncode) == (b"par\n", b"", 130)
 
 
 def test_a_reply_without_an_end_is_an_error(arriero: Run, server: FakeServer) -> None:
