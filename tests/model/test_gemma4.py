@@ -257,6 +257,11 @@ def test_an_expert_factor_scales_what_its_expert_gives() -> None:
         ),
         ("gemma4_31b", {"attention_k_eq_v": False}, r"model\.layers\.2\.self_attn\.v_proj\.weight is missing"),
         ("gemma4_31b", {"rope_parameters": {"rope_type": "default"}}, "an object for each type of layer"),
+        (
+            "gemma4_31b",
+            {"rope_parameters": {FULL: {"rope_type": "default", "partial_rotary_factor": 0.25}, SLIDING: {}}},
+            r"`rope_parameters\.full_attention` should be proportional",
+        ),
         ("gemma4_31b", {"hidden_size_per_layer_input": 8}, r"embed_tokens_per_layer\.weight is missing"),
         ("gemma4_31b", {"hidden_activation": "relu"}, "`hidden_activation` should be one of"),
         ("gemma4_31b", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0, which .* does not honour"),
@@ -272,6 +277,69 @@ def test_what_cannot_run_is_refused_by_name(name: str, changes: dict[str, Any], 
         load_model(golden(name).copy(**changes).typed(), mx.float32)
 
 
+def test_the_configurations_of_published_sizes_are_read() -> None:
+    ropes = {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    }
+    common = {
+        "attention_bias": False,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "moe_intermediate_size": None,
+        "num_experts": None,
+        "rope_parameters": ropes,
+        "top_k_experts": None,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    }
+    largest_unified = {
+        "attention_k_eq_v": True,
+        "hidden_size": 3840,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 15360,
+        "layer_types": ([SLIDING] * 5 + [FULL]) * 8,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 16,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+    }
+    text = {**common, **largest_unified}
+    config = Config.read({"architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": text})
+    shapes = [(a.kv_heads, a.head_dim, a.window) for a in config.attention[4:6]]
+    assert shapes == [(8, 256, 1024), (1, 512, None)]
+    assert config.keys_are_values
+    smallest = {
+        "attention_k_eq_v": False,
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": ([SLIDING] * 4 + [FULL]) * 7,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "sliding_window": 512,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True,
+    }
+    config = Config.read({"model_type": "gemma4", "text_config": {**common, **smallest}})
+    assert config.readers == list(range(15, 35))
+    assert {config.sources[index] for index in config.readers} == {13, 14}
+    assert [(a.kv_heads, a.head_dim, a.window) for a in config.attention[33:]] == [(1, 256, 512), (1, 512, None)]
+    assert np.count_nonzero(config.ropes["full_attention"].frequencies(512)[0]) == 64
+
+
 def test_layers_that_are_not_listed_alternate_five_to_one_and_end_full() -> None:
     config = golden("gemma4_31b").copy(layer_types=None, per_layer_config=None, num_hidden_layers=8).config
     assert Config.read(config).kinds == [SLIDING] * 5 + [FULL, SLIDING, FULL]
+    assert Config.read(config | {"sliding_window_pattern": 3}).kinds == ([SLIDING] * 2 + [FULL]) * 2 + [SLIDING, FULL]

@@ -49,7 +49,7 @@ def test_a_near_miss_names_the_nearest(config: dict[str, object], nearest: str) 
 
 
 def test_a_family_that_runs_from_safetensors_only_says_so_of_its_gguf_files() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="architecture gemma4 is not supported. It runs from safetensors"):
+    with pytest.raises(UnsupportedArchitecture, match=r"gemma4 is not supported\. It runs from safetensors"):
         check_config({"architectures": ["gemma4"], "model_type": "gemma4"})
 
 

@@ -13,6 +13,9 @@ from arriero.kernels.activation import softcap as cap
 ALIGN = 256
 """Histories are cut at multiples of this, so that a key's place in a sum does not depend on the cut."""
 
+FUSED_WIDTH = 256
+"""The widest heads that a device may have a fused kernel for."""
+
 QUERY_BLOCK = 512
 SCORE_BUDGET = 1 << 25
 """Scores (all heads) of one block of queries where no fused kernel keeps them out of memory."""
@@ -104,7 +107,7 @@ def graph(
 ) -> mx.array:
     """Plain MLX for one span: q `[1, q_heads, L, D]` over k, v `[1, kv_heads, K, D]`, by blocks of queries."""
     length, held = q.shape[2], k.shape[2]
-    fused = softcap is None and not device.on_cpu()
+    fused = softcap is None and not device.on_cpu() and q.shape[3] <= FUSED_WIDTH
     block = length
     if not (fused and window is None):
         reach = held if window is None else min(held, window + QUERY_BLOCK + ALIGN)

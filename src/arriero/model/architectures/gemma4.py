@@ -33,14 +33,11 @@ from arriero.runner.caches.sliding import SlidingCache
 
 log = logging.getLogger(__name__)
 
-PATTERN = 6
-"""Where the configuration lists no layers, every sixth is full."""
-
 ROPES: dict[str, dict[str, Any]] = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
-"""What the configuration means where it has no `rope_parameters`."""
+"""What the configuration means where it says nothing."""
 
 TOWERS = re.compile(r"(^|\.)(vision_tower|audio_tower|vision_embedder|embed_vision|embed_audio)\.")
 """Tensors of images and sound."""
@@ -114,11 +111,12 @@ class Config:
 
 
 def read_kinds(fields: Fields, layers: int) -> list[LayerType]:
-    """The type of each layer; the last is always full."""
+    """The type of each layer; where they are not listed, every sixth and the last are full."""
+    pattern = fields.integer("sliding_window_pattern", 6)
     names = fields.strings("layer_types", layers, LAYER_TYPES)
-    names = names or ["full_attention" if (i + 1) % PATTERN == 0 else "sliding_attention" for i in range(layers - 1)]
-    if len(names) < layers:
-        names = [*names, "full_attention"]
+    if names is None:
+        full = {*range(pattern - 1, layers, pattern), layers - 1}
+        names = [LAYER_TYPES[index not in full] for index in range(layers)]
     if names[-1] != "full_attention":
         raise fields.wrong("layer_types", "a list that ends in full_attention", names)
     return [kind for name in names for kind in LAYER_TYPES if kind == name]
@@ -182,8 +180,14 @@ def read_ropes(fields: Fields, context_length: int) -> dict[LayerType, RopeConfi
         if not isinstance(values, dict):
             raise fields.wrong("rope_parameters", f"an object for each type of layer, {kind} among them", nested)
         where = f"rope_parameters.{kind}"
-        theta = ROPES[kind]["rope_theta"]
-        found[kind] = RopeConfig.of(values, where=where, theta=theta, partial=1.0, context_length=context_length)
+        default = ROPES[kind]
+        values = {"rope_type": default["rope_type"]} | values
+        theta = default["rope_theta"]
+        rope = RopeConfig.of(values, where=where, theta=theta, partial=1.0, context_length=context_length)
+        if rope.partial < 1 and rope.kind != "proportional":
+            # The reference ignores the share there, and others take the first dimensions of a head.
+            raise fields.wrong(where, "proportional where only a part of a head turns", values)
+        found[kind] = rope
     return found
 
 
