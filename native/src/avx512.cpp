@@ -9,7 +9,6 @@ namespace arriero {
 namespace {
 #include "simd_avx512.h"
 
-#define ARRIERO_INT8
 #include "kernels.inc"
 }  // namespace
 

@@ -3,7 +3,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
+#if defined(ARRIERO_X86)
+#include <cpuid.h>
+#elif defined(ARRIERO_ARM64)
+#include <sys/auxv.h>
+#endif
 
 #include "kernels.h"
 #include "pool.h"
@@ -13,26 +19,75 @@ namespace arriero {
 extern const Table table_portable;
 #if defined(ARRIERO_X86)
 extern const Table table_avx2, table_avx512;
+extern const Fast int8_avx2, int8_avx2_vnni, int8_avx512, int8_avx512_vnni;
+#elif defined(ARRIERO_ARM64)
+extern const Table table_neon;
+extern const Fast int8_neon_dotprod, int8_neon_i8mm;
 #endif
 
-const Table& table() {
-  static const Table& chosen = []() -> const Table& {
+namespace {
+
+struct Set {
+  const char* name;  // the part behind the hyphen is the integer extension
+  const Table* table;
+  Fast fast;
+  bool here;
+};
+struct Choice {
+  Set set;
+  std::string problem;
+};
+// The best first.
+std::vector<Set> sets() {
+  std::vector<Set> all;
 #if defined(ARRIERO_X86)
-    const char* e = std::getenv("ARRIERO_CPU_ISA");
-    const bool any = !e || !*e;
-    __builtin_cpu_init();
-    const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vnni");
-    if (avx512 && (any || !std::strcmp(e, "avx512"))) return table_avx512;
-    if (avx2 && (any || std::strcmp(e, "portable"))) return table_avx2;
+  __builtin_cpu_init();
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  unsigned a = 0, b = 0, c = 0, d = 0;  // g++ 12 does not know AVX-VNNI by name
+  const bool avx2_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+  all.push_back({"avx512-vnni", &table_avx512, int8_avx512_vnni, avx512 && __builtin_cpu_supports("avx512vnni")});
+  all.push_back({"avx512-plain", &table_avx512, int8_avx512, avx512});
+  all.push_back({"avx2-vnni", &table_avx2, int8_avx2_vnni, avx2_vnni});
+  all.push_back({"avx2-plain", &table_avx2, int8_avx2, avx2});
+#elif defined(ARRIERO_ARM64)
+  const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
+  const bool dotprod = one >> 20 & 1, i8mm = two >> 13 & 1;
+  all.push_back({"neon-i8mm", &table_neon, int8_neon_i8mm, dotprod && i8mm});
+  all.push_back({"neon-dotprod", &table_neon, int8_neon_dotprod, dotprod});
+  all.push_back({"neon-plain", &table_neon, nullptr, true});
 #endif
-    return table_portable;
+  all.push_back({"portable", &table_portable, nullptr, true});
+  return all;
+}
+const Choice& choice() {
+  static const Choice chosen = [] {
+    const char* e = std::getenv("ARRIERO_CPU_ISA");
+    const std::string wanted = e ? e : "";
+    const auto all = sets();
+    std::string known, usable;
+    const Set* best = nullptr;
+    for (const Set& s : all) {
+      const std::string name = s.name;
+      known += (known.empty() ? "" : ", ") + name;
+      if (!s.here) continue;
+      usable += (usable.empty() ? "" : ", ") + name;
+      if (!best) best = &s;
+      if (wanted.empty() || wanted == name || wanted == name.substr(0, name.find('-'))) return Choice{s, ""};
+    }
+    return Choice{*best, "ARRIERO_CPU_ISA is '" + wanted + "'; this machine has " + usable + " (of " + known + ")"};
   }();
   return chosen;
 }
+
+}  // namespace
+
+const Table& table() { return *choice().set.table; }
+Fast fast_product() { return choice().set.fast; }
+const char* isa_name() { return choice().set.name; }
+const char* isa_problem() { return choice().problem.c_str(); }
 
 void experts(const Experts& e) {
   // Rows are grouped by expert, so that a prefill reads each expert's weights once.

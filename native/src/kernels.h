@@ -92,7 +92,14 @@ struct Table {
   void (*glu)(const Glu&);
   void (*argmax)(const void* x, uint32_t* y, size_t rows, size_t n, int xt);
 };
-const Table& table();  // the best set for this machine; ARRIERO_CPU_ISA=avx512|avx2|portable overrides
+// The best instruction set for this machine, or the one that ARRIERO_CPU_ISA names.
+const Table& table();
+const char* isa_name();     // with its integer extension: avx512-vnni
+const char* isa_problem();  // why ARRIERO_CPU_ISA is not honoured, or ""
+
+// A product with 7-bit activations; false where the set has none for the format.
+using Fast = bool (*)(const Product&);
+Fast fast_product();  // null: none at all
 
 void experts(const Experts&);
 // cos and sin of position * frequency, computed in double precision

@@ -34,7 +34,8 @@ NB_MODULE(_native, m) {
         "positions"_a, "frequencies"_a, "scale"_a);
   m.def("glu", &glu, "gate"_a, "up"_a, "gelu"_a);
   m.def("argmax", &argmax, "x"_a);
-  m.def("isa", [] { return std::string(table().name); });
+  m.def("isa", [] { return std::string(isa_name()); });
+  m.def("isa_problem", [] { return std::string(isa_problem()); });
   m.def("threads", &pool_threads);
   m.def("set_threads", &pool_resize, "n"_a);
   m.def("set_spin_us", &pool_set_spin, "us"_a);

@@ -330,7 +330,7 @@ double seconds() {
 // Medians of seven: GB/s of weights for one row over 96 MB of matrices in turn, GFLOP/s for many rows of one.
 void bench() {
   const int N = 2048, K = 2048;
-  std::printf("%s, %d threads\n%-12s %-5s %9s %9s %9s %9s %9s\n", table().name, pool_threads(), "format", "x",
+  std::printf("%s, %d threads\n%-12s %-5s %9s %9s %9s %9s %9s\n", isa_name(), pool_threads(), "format", "x",
               "M=1 GB/s", "M=4 GB/s", "M=1 hot", "M=64 GF", "fast GF");
   auto median = [](auto f, int n) {
     std::vector<double> t;
@@ -399,7 +399,7 @@ void bench() {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
-  if (what == "isa") return std::printf("%s\n", table().name) < 0;
+  if (what == "isa") return std::printf("%s %s\n", isa_name(), isa_problem()) < 0;
   if (what == "bench") return bench(), 0;
   products();
   experts_and_rows();
@@ -407,6 +407,6 @@ int main(int argc, char** argv) {
   glue();
   non_finite();
   threads();
-  std::printf("%s: %d checks, %d failures\n", table().name, checks, failures);
+  std::printf("%s: %d checks, %d failures\n", isa_name(), checks, failures);
   return failures > 99 ? 99 : failures;
 }

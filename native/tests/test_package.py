@@ -2,14 +2,11 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 import pytest
-
-HERE = Path(__file__).parent
 
 
 def test_probe(monkeypatch):
@@ -29,18 +26,6 @@ def test_probe(monkeypatch):
     monkeypatch.setattr(cpu, "_native", cpu._Missing(ImportError("no such symbol")))
     with pytest.raises(RuntimeError, match="no such symbol"):
         cpu.probe()
-
-
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-@pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
-def test_forced_instruction_sets(isa):
-    env = os.environ | {"ARRIERO_CPU_ISA": isa, "ARRIERO_THREADS": "2"}
-    script = "import arriero_cpu, sys; sys.exit(arriero_cpu.isa() != sys.argv[1])"
-    if subprocess.run([sys.executable, "-c", script, isa], env=env, check=False).returncode:
-        pytest.skip(f"no {isa} here")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE)]
-    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_threads_do_not_change_bits():

@@ -222,7 +222,11 @@ def argmax(x: mx.array) -> mx.array:
 
 
 def isa() -> str:
-    """The instruction set in use: 'avx512', 'avx2' or 'portable' (``ARRIERO_CPU_ISA`` forces a lower one)."""
+    """The instruction set in use with its integer extension, such as 'avx512-vnni', 'neon-plain' or 'portable'.
+
+    ``ARRIERO_CPU_ISA`` names another: one of these, or the part before the hyphen for its best form. :func:`probe`
+    says so where the machine does not have it.
+    """
     return _native.isa()
 
 
@@ -249,6 +253,8 @@ def probe() -> str:
             f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {installed} is installed"
         )
     try:
+        if problem := _native.isa_problem():
+            raise RuntimeError(problem)
         x = mx.array([[1.0, 2.0, 3.0]])
         value = matmul(x, x).item()
     except ImportError as error:
