@@ -2,10 +2,12 @@
 
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from arriero.errors import InvalidRequest
+from arriero.server.errors import BodyTooLarge
 from arriero.server.schemas.ollama import ChatRequest, CreateRequest, GenerateRequest, local_timestamp, timestamp
-from arriero.server.schemas.wire import parse
+from arriero.server.schemas.wire import parse, read_body
 
 
 def chat(text: str) -> ChatRequest:
@@ -101,3 +103,20 @@ def test_created_at_has_nine_digits_and_z():
 
 def test_local_times_carry_an_offset():
     assert local_timestamp(1_787_306_400.5)[19:29] == ".500000000"
+
+
+async def test_a_body_that_is_announced_too_large_is_refused_before_any_of_it_is_read():
+    async def never():
+        raise AssertionError("the body was read")
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"11")]}
+    with pytest.raises(BodyTooLarge, match="has 11 bytes; at most 10 are taken"):
+        await read_body(Request(scope, never), limit=10)
+
+
+async def test_a_body_that_grows_too_large_is_refused_where_it_does():
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 6, "more_body": True}
+
+    with pytest.raises(BodyTooLarge, match="larger than 10 bytes"):
+        await read_body(Request({"type": "http", "method": "POST", "headers": []}, receive), limit=10)

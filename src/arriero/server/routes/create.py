@@ -14,11 +14,13 @@ from starlette.routing import Route
 
 from arriero.create.create import create
 from arriero.errors import ArrieroError, Cancelled
+from arriero.server.errors import report as log_error
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas.ollama import CreateRequest
 from arriero.server.schemas.wire import read_request
 from arriero.server.services import Services, services_of
 from arriero.server.stream import ndjson, while_connected
+from arriero.store.model import StoredModel
 from arriero.store.store import Store
 
 
@@ -43,8 +45,15 @@ async def _statuses(services: Services, asked: CreateRequest) -> AsyncGenerator[
             raise Cancelled("the client left during the import")
         loop.call_soon_threadsafe(queue.put_nowait, status)
 
+    def end(work: asyncio.Task[StoredModel]) -> None:
+        # Asked for in any case: the client may have left before it.
+        error = None if work.cancelled() else work.exception()
+        if left.is_set() and error is not None and not isinstance(error, Cancelled):
+            log_error(error, f"the import of {asked.model or asked.name}, whose client has left,")
+        queue.put_nowait(None)
+
     work = asyncio.create_task(asyncio.to_thread(create, store, asked, report))
-    work.add_done_callback(lambda _: queue.put_nowait(None))
+    work.add_done_callback(end)
     try:
         while (status := await queue.get()) is not None:
             yield status

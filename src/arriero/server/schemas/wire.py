@@ -33,6 +33,9 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
     """The whole body; BodyTooLarge above `limit` bytes, announced or not, Cancelled when it never ends."""
+    announced = int(request.headers.get("content-length", 0))
+    if announced > limit:
+        raise BodyTooLarge(f"the request body has {announced} bytes; at most {limit} are taken")
     pieces, size = [], 0
     try:
         async for piece in request.stream():
