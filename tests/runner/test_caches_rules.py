@@ -55,6 +55,19 @@ def test_attention_over_a_sliding_cache_equals_a_full_cache_with_a_window_mask(w
             assert sliding.rewind(start + 1) == full.rewind(start + 1) is True
 
 
+@pytest.mark.parametrize("window", [None, 1, 16, 256, 300])
+def test_a_view_from_a_position_is_what_the_write_there_was_given(window):
+    cache = KVCache(1, 2, 2, mx.float32) if window is None else SlidingCache(1, 2, 2, mx.float32, window)
+    for length in [3, 1, 1, 40, 300, 1, 513, 2, 1, 256, 1, 7]:
+        start = cache.offset
+        keys, values, base = cache.append(*numbered(start, length))
+        seen = cache.view(start)
+        assert seen[2] == base
+        assert column(seen[0]) == column(keys) == positions(base, start + length)
+        assert column(seen[1]) == column(values)
+        assert cache.offset == start + length
+
+
 def test_a_sliding_cache_holds_no_more_than_window_chunk_and_two_steps():
     window, most = 300, 0
     cache = SlidingCache(1, 2, 2, mx.float32, window)
