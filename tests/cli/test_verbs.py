@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -147,7 +146,7 @@ def test_ctrl_c_during_a_reply_is_an_exit_of_130(environ: dict[str, str], server
         env=environ,
     )
     assert process.stdout is not None
-    begun = os.read(process.stdout.fileno(), 10)
+    begun = process.stdout.read(3)
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=20)
     chunks.go.set()
