@@ -12,7 +12,14 @@ from arriero.kernels import topk
 
 LENGTHS = (1, 31, 32, 33, 2047, 2048, 2049, 4096, 9000)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-ROUTES = (topk.by_blocks, topk.by_pieces)
+
+
+def by_choice(scores: mx.array, k: int) -> mx.array:
+    """The extension's where it is installed; takes scores, where the routes of plain MLX take keys."""
+    return topk.top_k(scores, k)
+
+
+ROUTES = (topk.by_blocks, topk.by_pieces, by_choice)
 
 
 def stable_sort(scores: mx.array, k: int) -> np.ndarray:
@@ -23,6 +30,8 @@ def stable_sort(scores: mx.array, k: int) -> np.ndarray:
 
 
 def indices(route, scores: mx.array, k: int) -> np.ndarray:
+    if route is by_choice:
+        return np.array(route(scores.reshape(-1, scores.shape[-1]), k))
     return np.array(route(topk.sort_keys(scores).reshape(-1, scores.shape[-1]), k))
 
 
@@ -115,3 +124,27 @@ def test_values_keep_the_dtype_of_the_scores():
 def test_a_k_outside_the_row_is_refused(k):
     with pytest.raises(ValueError, match="between 1 and the length"):
         topk.top_k(mx.zeros((1, 10)), k)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("length", [1, 33, 2049, 70000])
+def test_argmax_is_the_first_of_the_top(length):
+    for dtype in DTYPES:
+        for name, scores in rows(length, dtype, length).items():
+            for part in (scores, scores[:1]):
+                found = topk.argmax(part)
+                assert found.dtype == mx.uint32
+                assert np.array_equal(np.array(found), stable_sort(part, 1)[..., 0]), (name, dtype)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_argmax_puts_nan_behind_everything():
+    low, nan = float("-inf"), float("nan")
+    assert topk.argmax(mx.array([[nan, low, nan], [nan, nan, nan], [nan, 1.0, 2.0]])).tolist() == [1, 0, 2]
+    with pytest.raises(ValueError, match="without elements"):
+        topk.argmax(mx.zeros((2, 0)))
+
+
+def test_plain_mlx_and_the_choice_agree():
+    scores = mx.random.normal((3, 5000), key=mx.random.key(4))
+    assert topk.graph(scores, 50).tolist() == topk.top_k(scores, 50).tolist()

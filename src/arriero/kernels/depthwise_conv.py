@@ -9,6 +9,9 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
+NATIVE_TAPS = 16
+"""Taps that the CPU extension takes."""
+
 
 def depthwise_conv(
     x: mx.array,
@@ -29,6 +32,8 @@ def depthwise_conv(
     own, for the next call. A row's bits don't depend on how its sequence is cut into calls, nor on other spans.
     ValueError for shapes and stops that don't fit.
     """
+    if w.shape[1] != x.shape[1] or dilation < 1:
+        raise ValueError(f"taps {w.shape} with dilation {dilation} do not fit rows of {x.shape[1]} channels")
     history = (w.shape[0] - 1) * dilation
     cuts = checked_stops(x.shape[0], lengths, len(tails), stops)
     for tail in tails:
@@ -38,7 +43,7 @@ def depthwise_conv(
                 f"of {x.shape[1]} need {(history, x.shape[1])} of that type"
             )
     native = device.native()
-    if native is not None:
+    if native is not None and w.shape[0] <= NATIVE_TAPS:
         y, states = native.depthwise_conv(
             x, w, bias, tails=tails, lengths=lengths, stops=cuts, dilation=dilation, silu=silu
         )

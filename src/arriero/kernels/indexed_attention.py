@@ -88,11 +88,13 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, tokens: mx.array, valid: mx.a
     rows, heads, width = q.shape
     kv_heads = k.shape[0]
     # [kv_heads, T, listed, D]: the heads of one key head are the rows of one matrix.
-    chosen_k, chosen_v = mx.take(k, tokens, axis=1), mx.take(v, tokens, axis=1)
+    chosen_k = mx.take(k, tokens, axis=1)
+    # A weight of zero would not keep a value that is not finite out of the sum.
+    chosen_v = mx.where(valid[None, :, :, None], mx.take(v, tokens, axis=1).astype(mx.float32), 0)
     grouped = q.astype(mx.float32).reshape(rows, kv_heads, heads // kv_heads, width).swapaxes(0, 1) * scale
     scores = grouped @ chosen_k.astype(mx.float32).swapaxes(-1, -2)
     # Finite, so that a row without any key gives numbers, which are then replaced.
     scores = mx.where(valid[None, :, None], scores, mx.finfo(mx.float32).min)
     weights = mx.softmax(scores, axis=-1, precise=True)
-    y = (weights @ chosen_v.astype(mx.float32)).swapaxes(0, 1).reshape(rows, heads, v.shape[2])
+    y = (weights @ chosen_v).swapaxes(0, 1).reshape(rows, heads, v.shape[2])
     return mx.where(mx.any(valid, axis=-1)[:, None, None], y, 0).astype(q.dtype)
