@@ -211,6 +211,15 @@ def test_show_prints_sections(arriero: Run, server: FakeServer) -> None:
     assert "  License\n    Line one\n    Line two\n    ...\n" in text
 
 
+@pytest.mark.parametrize("reply", [(404, b"<!DOCTYPE html>\n<p>no</p>"), (200, b"<html>"), (200, b"[1]\n")])
+def test_another_kind_of_server_is_told_from_ours(arriero: Run, server: FakeServer, reply: tuple[int, bytes]) -> None:
+    server.replies["POST", "/api/create"] = lambda _: reply
+    result = arriero("create", "x", "-f", "/dev/stdin", stdin="FROM tiny")
+    assert result.returncode == 1
+    assert f"what answers at http://127.0.0.1:{server.port} is neither arriero nor Ollama" in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+
+
 def test_version_warns_about_a_foreign_server(arriero: Run, server: FakeServer) -> None:
     server.replies["GET", "/api/version"] = lambda _: (200, {"version": "0.32.15"})
     result = arriero("--version")

@@ -62,7 +62,7 @@ class Client:
         """One request and its JSON reply (None when empty); raises ApiError or ServerUnreachable."""
         with self._request(method, path, body) as response:
             data = response.read()
-            return json.loads(data) if data.strip() else None
+            return self._decoded(data) if data.strip() else None
 
     def stream(self, method: str, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects of an NDJSON reply as they arrive; an `error` line raises ApiError."""
@@ -70,7 +70,9 @@ class Client:
             while line := response.readline():
                 if not line.strip():
                     continue
-                item = json.loads(line)
+                item = self._decoded(line)
+                if not isinstance(item, dict):
+                    raise self._foreign()
                 if "error" in item:
                     raise ApiError(response.status, str(item["error"]))
                 yield item
@@ -102,6 +104,17 @@ class Client:
         with self._request("POST", f"/api/blobs/{digest}", chunks(), headers) as response:
             response.read()
 
+    def _decoded(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise self._foreign() from None
+
+    def _foreign(self) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"what answers at {self.address} is neither arriero nor Ollama; set ARRIERO_HOST to where one listens"
+        )
+
     def _connect(self, timeout: float | None = None) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
         return kind(self.host, self.port, timeout=timeout)
@@ -131,6 +144,8 @@ class Client:
         if response.status >= 400:
             text = response.read().decode("utf-8", "replace")
             connection.close()
+            if text.lstrip().startswith("<"):  # the error page of some web server
+                raise self._foreign()
             raise ApiError(response.status, _error_text(text) or f"{response.status} {response.reason}")
         return _Response(connection, response)
 
