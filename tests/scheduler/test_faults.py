@@ -19,7 +19,7 @@ import pytest
 from arriero import errors
 from arriero.errors import LoadError, RunnerCrashed
 from arriero.runner.messages import Failed, Tokens
-from arriero.scheduler import LoadRequest, error_of, process
+from arriero.scheduler import LoadRequest, error_of, process, runner
 from arriero.source import FolderSource
 from tests.helpers.scripted_runner import Reply, Script, received, scripted_command
 from tests.scheduler.conftest import alive, answer, load_request, starts, submit, until
@@ -72,6 +72,30 @@ async def test_a_killed_runner_names_the_signal_and_is_replaced(make, tmp_path):
         os.kill(starts(log)[0], signal.SIGKILL)
         with pytest.raises(RunnerCrashed, match="SIGKILL"):
             await reply
+
+
+async def test_a_runner_that_gives_no_sign_of_life_is_killed_and_replaced(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "ANSWER_SECONDS", 0.3)
+    log = tmp_path / "log"
+    scheduler = make(Script(replies=[Reply(tokens=[5], endless=True, delay=0.01), Reply(tokens=[6])], log=str(log)))
+    async with await scheduler.lease(load_request()) as lease:
+        reply = asyncio.create_task(answer(lease, submit("1")))
+        await until(lambda: kinds(log, "submit"))
+        os.kill(starts(log)[0], signal.SIGSTOP)
+        with pytest.raises(RunnerCrashed, match=r"no sign of life for 0\.3 s; it was killed"):
+            await reply
+    async with await scheduler.lease(load_request()) as lease:
+        await answer(lease, submit("2", count=1))
+    assert len(starts(log)) == 2
+
+
+async def test_a_runner_that_computes_for_long_and_says_nothing_is_left_alone(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "ANSWER_SECONDS", 0.2)
+    scheduler = make(Script(replies=[Reply(tokens=[5], delay=0.4)]))
+    async with await scheduler.lease(load_request()) as lease:
+        assert (await answer(lease, submit("1")))[0] == [5]
 
 
 async def test_a_runner_that_dies_while_idle_is_replaced_before_the_next_request_is_sent(make, tmp_path):

@@ -38,6 +38,12 @@ RowMessage = Tokens | PrefillProgress | Finished | Failed
 _SETTLE_SECONDS = 0.05
 """After an exit: how long the channel must be quiet before we believe that nothing more comes."""
 
+QUIET_SECONDS = 10.0
+"""Silence of a runner with rows in flight after which it is asked for a sign of life."""
+
+ANSWER_SECONDS = 60.0
+"""How long that may take: the thread that answers never waits for a computation."""
+
 
 class Stream:
     """Messages of one row, from submit to its last one; the row counts until the runner has said that it ended."""
@@ -72,6 +78,8 @@ class Runner:
         self._heard = 0
         self._heard_at = asyncio.get_running_loop().time()
         self._stopping = False
+        self._hung = False
+        self._guard = asyncio.create_task(self._watch(), name=f"signs of life of {name}")
         self._reader = asyncio.create_task(self._read(), name=f"messages of {name}")
         self._exited = asyncio.create_task(self._end(), name=f"end of {name}")
 
@@ -193,6 +201,20 @@ class Runner:
         else:
             self._ready.set_result(message)
 
+    async def _watch(self) -> None:
+        """Kill a process that says nothing and answers nothing: its rows would wait for ever."""
+        now = asyncio.get_running_loop().time
+        try:
+            while True:
+                await asyncio.sleep(QUIET_SECONDS)
+                if self.streams and now() - self._heard_at >= QUIET_SECONDS:
+                    await asyncio.wait_for(self.status(), ANSWER_SECONDS)
+        except TimeoutError:
+            self._hung = True
+            self.process.kill()
+        except RunnerCrashed:
+            return
+
     async def _end(self) -> None:
         """Wait for the exit, hear the rest, then tell everybody who still waits."""
         await self.process.wait()
@@ -200,6 +222,7 @@ class Runner:
         while heard != self._heard:
             heard = self._heard
             await asyncio.sleep(_SETTLE_SECONDS)
+        self._guard.cancel()
         self._reader.cancel()
         self._channel.close()
         crash = self._crash()
@@ -222,6 +245,10 @@ class Runner:
     def _crash(self) -> RunnerCrashed:
         if self._stopping:
             return RunnerCrashed(f"the runner of {self.name} was stopped")
+        if self._hung:
+            return RunnerCrashed(
+                f"the runner of {self.name} gave no sign of life for {ANSWER_SECONDS:g} s; it was killed"
+            )
         return RunnerCrashed(f"the runner of {self.name} ended unexpectedly: {self.process.ending}")
 
 
