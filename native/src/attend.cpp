@@ -91,7 +91,7 @@ mx::array kv_append(const mx::array& buffer, const mx::array& update, int start)
   if (update.shape(1) != H || update.shape(-1) != D) bad("kv_append", "buffer and update disagree about heads or size");
   if (start < 0 || start + T > cap) bad("kv_append", "the update does not fit");
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroAppend");
-  call->in_place = true, call->strided_from = 1, call->strided_to = 2;
+  call->shared = 1, call->strided_from = 1, call->strided_to = 2;
   call->plan = [packed, start, H, T, D](const Arrays& in, Arrays& out) -> Task {
     if (in[1].size() == 0) return [] {};
     const auto& u = in[1];

@@ -43,12 +43,12 @@ void fill(Copy& c) {
 void Call::eval_cpu(const Arrays& in, Arrays& out) {
   auto& enc = mx::cpu::get_command_encoder(stream());
   for (size_t i = 0; i < out.size(); i++) {
-    if (in_place && i == 0) out[i].copy_shared_buffer(in[0]);
+    if (i - shared_to < shared) out[i].copy_shared_buffer(in[shared_from + i - shared_to]);
     else out[i].set_data(mx::allocator::malloc(out[i].nbytes()));
   }
   auto fits = [&](size_t i) {
     const auto& a = in[i];
-    if (a.flags().row_contiguous || (in_place && i == 0)) return true;
+    if (a.flags().row_contiguous || i - shared_from < shared) return true;  // unsigned: below shared_from is far above
     return i >= strided_from && i < strided_to && a.ndim() > 0 && a.strides().back() == 1;
   };
   bool all = true;

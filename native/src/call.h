@@ -21,7 +21,8 @@ struct Call : mx::Primitive {
   std::function<std::vector<mx::Shape>(const Arrays& in)> shapes;  // for shapeless mx.compile; optional
   // Inputs from strided_from on may have any strides but in their last axis; the others come row-contiguous.
   size_t strided_from = ~size_t(0), strided_to = ~size_t(0);
-  bool in_place = false;  // the first output is the first input's buffer
+  // Outputs [shared_to, shared_to + shared) are the buffers of the inputs from shared_from on, written in place.
+  size_t shared = 0, shared_from = 0, shared_to = 0;
 
   Call(mx::Stream s, const char* label) : mx::Primitive(s), label(label) {}
   void eval_cpu(const Arrays& in, Arrays& out) override;
@@ -44,6 +45,9 @@ mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& sc
                      const std::optional<mx::array>& biases, const mx::array& indices, int group_size, int bits,
                      const std::string& mode, const std::optional<mx::array>& global_scale, bool exact);
 mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& indices);
+mx::array take_rows(const mx::array& w, const mx::array& scales, const std::optional<mx::array>& biases,
+                    const mx::array& ids, int group_size, int bits, const std::string& mode,
+                    const std::optional<mx::array>& global_scale, mx::Dtype dtype);
 bool supports(const std::string& mode, int bits, int group_size, mx::Dtype x);
 
 mx::array attention(const mx::array& q, const Arrays& keys, const Arrays& values, float scale,

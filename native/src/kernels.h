@@ -62,7 +62,7 @@ struct Attention {
 
 struct Norm {
   const void *x, *r, *w;  // r: added to x first, or null; w may be null
-  void *h, *y;            // h: x + r
+  void *h, *y;            // h: x + r; y null: only that
   int rows, n;
   float eps;
   int xt, wt;
@@ -91,6 +91,7 @@ struct Table {
   void (*rope)(const Rope&);
   void (*glu)(const Glu&);
   void (*argmax)(const void* x, uint32_t* y, size_t rows, size_t n, int xt);
+  void (*take)(const Product&);  // y[m, :] = dequantised w[xrows[m], :], zeros where there is no such row
 };
 // The best instruction set for this machine, or the one that ARRIERO_CPU_ISA names.
 const Table& table();

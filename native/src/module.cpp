@@ -12,10 +12,12 @@ using namespace nb::literals;
 using namespace arriero;
 
 namespace arriero {
+void bind_parts(nb::module_& m);
 void bind_sequence(nb::module_& m);
 }
 
 NB_MODULE(_native, m) {
+  bind_parts(m);
   bind_sequence(m);
   m.def("quantized_matmul", &quantized_matmul, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a,
         "mode"_a, "global_scale"_a.none(), "exact"_a);
@@ -34,6 +36,8 @@ NB_MODULE(_native, m) {
         "positions"_a, "frequencies"_a, "scale"_a);
   m.def("glu", &glu, "gate"_a, "up"_a, "gelu"_a);
   m.def("argmax", &argmax, "x"_a);
+  m.def("take_rows", &take_rows, "w"_a, "scales"_a, "biases"_a.none(), "ids"_a, "group_size"_a, "bits"_a, "mode"_a,
+        "global_scale"_a.none(), "dtype"_a);
   m.def("isa", [] { return std::string(isa_name()); });
   m.def("isa_problem", [] { return std::string(isa_problem()); });
   m.def("threads", &pool_threads);

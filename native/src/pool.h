@@ -14,7 +14,7 @@ void pool_set_spin(int microseconds);
 int usable_cores();
 
 // Grow-only memory of the calling thread, 64-byte aligned. A slot's content dies at the next request for that slot.
-enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kQuantScales, kSlots };
+enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kQuantScales, kLayer, kSlots };
 void* scratch(Slot slot, size_t bytes);
 
 namespace {

@@ -1,8 +1,8 @@
 // Products as MLX operations: checks, then a Call.
 #include <cstring>
 
-#include "call.h"
 #include "kernels.h"
+#include "matrix.h"
 #include "mlx/ops.h"
 
 namespace arriero {
@@ -24,29 +24,29 @@ bool known(int format, int bits, int group) {
   }
   return false;
 }
-struct Quant {
-  int format, bits, group;
-  bool exact;
-};
 // lead: axes of w before [N, packed K]
-Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::array& scales,
-            const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
-            size_t lead) {
+Quant check_weights(const char* f, long long K, const mx::array& w, const mx::array& scales,
+                    const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
+                    size_t lead) {
   const int format = format_of(mode);
   if (!known(format, bits, group))
     bad(f, "unsupported format: " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group));
-  if (!is_float(x.dtype())) bad(f, "x must be float32, float16 or bfloat16");
-  if (x.ndim() < 1 || w.ndim() != lead + 2 || w.dtype() != mx::uint32)
+  if (w.ndim() != lead + 2 || w.dtype() != mx::uint32)
     bad(f, "w must be uint32 with " + std::to_string(lead + 2) + " axes");
-  const int K = x.shape(-1);
-  if (K % group || (long long)w.shape(-1) * 32 != (long long)K * bits) bad(f, "x and w disagree about the inner size");
+  if (K % group || (long long)w.shape(-1) * 32 != K * bits) bad(f, "x and w disagree about the inner size");
   if ((format == AFFINE) != biases.has_value()) bad(f, "biases go with mode 'affine', and only with it");
   auto shape = w.shape();
-  shape.back() = K / group;
+  shape.back() = (int)(K / group);
   if (scales.shape() != shape || (biases && biases->shape() != shape)) bad(f, "scales or biases have the wrong shape");
   if (format == AFFINE ? !is_float(scales.dtype()) || scales.dtype() != biases->dtype() : scales.dtype() != mx::uint8)
     bad(f, "scales (and biases) have the wrong dtype");
   return {format, bits, group, exact};
+}
+Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::array& scales,
+            const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
+            size_t lead) {
+  if (!is_float(x.dtype()) || x.ndim() < 1) bad(f, "x must be float32, float16 or bfloat16 and have an axis");
+  return check_weights(f, x.shape(-1), w, scales, biases, group, bits, mode, exact, lead);
 }
 Product make(const Quant& q, const Arrays& in, const mx::array& out) {
   const auto &x = in[0], &w = in[1];
@@ -156,6 +156,61 @@ mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& ind
     bad("gather_mm", "x [T, K] and w [E, N, K] disagree");
   Arrays in{x, w, mx::astype(indices, mx::int32, cpu_stream())};
   return experts_call("gather_mm", x, w, std::move(in), Quant{DENSE, 0, 1, true}, indices, false);
+}
+
+Matrix::Matrix(const mx::array& w, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
+               int group_size, int bits, const std::string& mode, const std::optional<mx::array>& global_scale,
+               const std::optional<mx::array>& bias)
+    : arrays{w}, scaled(global_scale), shifted(bias) {
+  if (w.ndim() != 2) bad("matrix", "w must have two axes");
+  rows = w.shape(0);
+  if (scales) {
+    if (bits < 1) bad("matrix", "no number of bits");
+    columns = (int)((long long)w.shape(1) * 32 / bits);
+    quant = check_weights("matrix", columns, w, *scales, biases, group_size, bits, mode, true, 0);
+    arrays.push_back(*scales);
+    if (biases) arrays.push_back(*biases);
+  } else {
+    if (!is_float(w.dtype()) || biases) bad("matrix", "a dense matrix holds floats, and no scales");
+    columns = w.shape(1);
+    quant = Quant{DENSE, 0, 1, true};
+  }
+  if (scaled) arrays.push_back(as_scale("matrix", *global_scale, global_scale->size() > 1 ? rows : 1));
+  if (shifted) {
+    if (!is_float(bias->dtype()) || bias->ndim() != 1 || bias->shape(0) != rows) bad("matrix", "bias does not fit");
+    arrays.push_back(*bias);
+  }
+}
+
+mx::array take_rows(const mx::array& w, const mx::array& scales, const std::optional<mx::array>& biases,
+                    const mx::array& ids, int group_size, int bits, const std::string& mode,
+                    const std::optional<mx::array>& global_scale, mx::Dtype dtype) {
+  const char* f = "take_rows";
+  if (w.ndim() != 2 || bits < 1 || ids.ndim() != 1 || !is_float(dtype))
+    bad(f, "w [N, packed K], ids [T] and a float dtype are needed");
+  const int K = (int)((long long)w.shape(1) * 32 / bits);
+  const Quant q = check_weights(f, K, w, scales, biases, group_size, bits, mode, true, 0);
+  Arrays in{w, scales};
+  if (biases) in.push_back(*biases);
+  in.push_back(mx::astype(ids, mx::int32, cpu_stream()));
+  if (global_scale) in.push_back(as_scale(f, *global_scale, 1));
+  auto call = std::make_shared<Call>(cpu_stream(), "ArrieroTakeRows");
+  call->plan = [q, K, scaled = global_scale.has_value()](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    const auto& ids = in[in.size() - 1 - scaled];
+    Product p{};
+    p.format = q.format, p.bits = q.bits, p.group = q.group;
+    p.M = ids.shape(0), p.N = in[0].shape(0), p.K = K, p.ldy = K, p.gscale = 1;
+    p.w = in[0].data<uint8_t>(), p.wrow = (size_t)in[0].shape(1) * in[0].itemsize();
+    p.scales = in[1].data<char>(), p.st = type_of(in[1].dtype());
+    if (q.format == AFFINE) p.biases = in[2].data<char>();
+    p.y = out[0].data<char>(), p.yt = type_of(out[0].dtype()), p.xrows = ids.data<int>();
+    return [p, g = scaled ? in.back().data<float>() : nullptr]() mutable {
+      if (g) p.gscale = *g;
+      table().take(p);
+    };
+  };
+  return mx::array({ids.shape(0), K}, dtype, call, std::move(in));
 }
 
 }  // namespace arriero

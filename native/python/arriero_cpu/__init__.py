@@ -32,15 +32,18 @@ else:
         _native = _Missing(error)
 
 # It takes _native from here, loaded or not.
+from .parts import attention_part, gated_part, matrix  # noqa: E402
 from .sequence import depthwise_conv, gated_delta, indexed_attention, select_blocks, top_k  # noqa: E402
 
 __all__ = [
     "add_rms_norm",
     "argmax",
     "attention",
+    "attention_part",
     "built_for_mlx",
     "depthwise_conv",
     "gated_delta",
+    "gated_part",
     "gather_mm",
     "gather_qmm",
     "geglu",
@@ -48,6 +51,7 @@ __all__ = [
     "isa",
     "kv_append",
     "matmul",
+    "matrix",
     "probe",
     "quantized_matmul",
     "rms_norm",
@@ -58,6 +62,7 @@ __all__ = [
     "set_threads",
     "supports",
     "swiglu",
+    "take_rows",
     "threads",
     "top_k",
 ]
@@ -219,6 +224,22 @@ def geglu(gate: mx.array, up: mx.array) -> mx.array:
 def argmax(x: mx.array) -> mx.array:
     """uint32 index of the largest value of the last axis, the first where several are equal; NaN never wins."""
     return _native.argmax(x)
+
+
+def take_rows(
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    ids: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+    global_scale: mx.array | float | None = None,
+    dtype: mx.Dtype,
+) -> mx.array:
+    """Rows ``ids`` [T] of a packed matrix [N, K], dequantised: [T, K] of ``dtype``; zeros for an id outside [0, N)."""
+    return _native.take_rows(w, scales, biases, ids, group_size, bits, mode, _scale(global_scale), dtype)
 
 
 def isa() -> str:

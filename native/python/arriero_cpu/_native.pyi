@@ -92,6 +92,69 @@ def select_blocks(
     block: int,
     width: int,
 ) -> mx.array: ...
+def take_rows(
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    ids: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None,
+    dtype: mx.Dtype,
+) -> mx.array: ...
+
+class Matrix:
+    def __init__(
+        self,
+        w: mx.array,
+        scales: mx.array | None,
+        biases: mx.array | None,
+        group_size: int,
+        bits: int,
+        mode: str,
+        global_scale: mx.array | None,
+        bias: mx.array | None,
+    ) -> None: ...
+
+class AttentionPart:
+    def __init__(
+        self,
+        before: tuple[mx.array, float] | None,
+        qkv: Sequence[Matrix],
+        query_norm: tuple[mx.array, float] | None,
+        key_norm: tuple[mx.array, float] | None,
+        out: Matrix,
+        after: tuple[mx.array, float] | None,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        interleaved: bool,
+    ) -> None: ...
+    def __call__(
+        self,
+        x: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+    ) -> list[mx.array]: ...
+
+class GatedPart:
+    def __init__(
+        self,
+        before: tuple[mx.array, float],
+        gate_up: Sequence[Matrix],
+        down: Matrix,
+        after: tuple[mx.array, float] | None,
+        gelu: bool,
+    ) -> None: ...
+    def __call__(self, x: mx.array, branch: mx.array) -> mx.array: ...
+
 def isa() -> str: ...
 def isa_problem() -> str: ...
 def threads() -> int: ...

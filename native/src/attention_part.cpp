@@ -1,0 +1,187 @@
+#include "attention_part.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pool.h"
+
+namespace arriero {
+namespace {
+
+[[noreturn]] void bad(const std::string& what) {
+  throw std::invalid_argument("[arriero_cpu.attention_part] " + what);
+}
+
+// One call with every pointer known.
+struct Work {
+  NormStep before, query_norm, key_norm, after;
+  std::vector<Step> qkv;
+  std::vector<Step> out;  // one
+  std::vector<Span> spans;
+  Attention a;
+  const char* x;
+  char* y;
+  const float* angles;
+  int rows, hidden, rot, type;
+  bool interleaved;
+  size_t normed, row, q, total;  // places in the task's memory
+  size_t width;                  // elements of a row of qkv
+
+  void rotate(const char* from, char* to, int heads, const float* by) const {
+    if (!by) {
+      std::memcpy(to, from, (size_t)heads * a.Dk * bytes_of(type));
+      return;
+    }
+    Rope p{};
+    p.x = from, p.y = to, p.table = by, p.T = 1, p.H = heads, p.D = a.Dk, p.rot = rot, p.xt = type;
+    p.interleaved = interleaved;
+    table().rope(p);
+  }
+  // The norms of a token's heads, its query to q, its key and value to their places in the span's buffers.
+  void place(int t, const Span& s, char* token, char* query) const {
+    const size_t es = bytes_of(type), head = a.Dk * es;
+    char *key = token + a.Hq * head, *value = key + a.Hkv * head;
+    if (query_norm) query_norm.run(token, token, a.Hq, type);
+    if (key_norm) key_norm.run(key, key, a.Hkv, type);
+    const float* by = angles ? angles + (size_t)t * rot : nullptr;
+    rotate(token, query, a.Hq, by);
+    const size_t slot = s.position - s.base + t - s.first;
+    for (int h = 0; h < a.Hkv; h++) {
+      rotate(key + h * head, (char*)s.k + (h * s.kh + slot * s.kt) * es, 1, by);
+      std::memcpy((char*)s.v + (h * s.vh + slot * s.vt) * es, value + h * head, head);
+    }
+  }
+  void operator()() {
+    const size_t es = bytes_of(type), wide = (size_t)a.Hq * a.Dk;
+    char* room = (char*)scratch(kLayer, total);
+    const char* in = x;
+    if (before) before.run(x, room + normed, rows, type), in = room + normed;
+    size_t column = 0;
+    for (const Step& s : qkv) {
+      s.run(in, rows, type, room + row + column * es, width);
+      column += s.width();
+    }
+    auto token = [&](int t) {
+      size_t i = 0;
+      while (t >= spans[i].first + spans[i].queries) i++;
+      place(t, spans[i], room + row + t * width * es, room + q + t * wide * es);
+    };
+    if (rows * width < 16384)
+      for (int t = 0; t < rows; t++) token(t);
+    else
+      parallel((rows + 7) / 8, [&](int c) {
+        for (int t = c * 8; t < rows && t < c * 8 + 8; t++) token(t);
+      });
+    a.spans = spans.data();
+    a.q = room + q, a.o = room + row;  // the product's rows are used up
+    table().attention(a);
+    char* to = after ? room + normed : y;
+    out[0].run(a.o, rows, type, to, out[0].width());
+    if (after) after.run(to, y, rows, type);
+  }
+};
+
+}  // namespace
+
+AttentionPart::AttentionPart(AttentionShape shape) : shape_(std::make_shared<const AttentionShape>(std::move(shape))) {
+  const auto& s = *shape_;
+  if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads || s.head_dim < 1 || s.head_dim > 1024)
+    bad("wrong numbers of heads or a wrong head size");
+  if (s.qkv.empty()) bad("no matrices for q, k and v");
+  int width = 0;
+  for (const Matrix& m : s.qkv) {
+    if (m.columns != s.qkv[0].columns) bad("the matrices of q, k and v disagree about the inner size");
+    width += m.rows;
+  }
+  if (width != (s.heads + 2 * s.kv_heads) * s.head_dim) bad("the matrices of q, k and v do not make the heads");
+  if (s.out.columns != s.heads * s.head_dim) bad("the output matrix does not fit the heads");
+  check_gain("attention_part", s.before, s.qkv[0].columns);
+  check_gain("attention_part", s.query_norm, s.head_dim);
+  check_gain("attention_part", s.key_norm, s.head_dim);
+  check_gain("attention_part", s.after, s.out.rows);
+  append(held_, s.before);
+  for (const Matrix& m : s.qkv) append(held_, m);
+  append(held_, s.query_norm);
+  append(held_, s.key_norm);
+  append(held_, s.out);
+  append(held_, s.after);
+}
+
+Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::array>& angles, const Arrays& buffers,
+                                 const std::vector<int>& lengths, const std::vector<long long>& positions,
+                                 const std::vector<long long>& bases) const {
+  const auto& shape = *shape_;
+  const size_t n = lengths.size();
+  if (n == 0 || buffers.size() != 2 * n || positions.size() != n || bases.size() != n)
+    bad("one length, position, base and pair of buffers is needed per span");
+  if (x.ndim() != 2 || !is_float(x.dtype()) || x.shape(1) != shape.qkv[0].columns) bad("x must be [T, hidden] floats");
+  if (angles && (angles->ndim() != 3 || angles->shape(0) != x.shape(0) || angles->shape(2) != 2 ||
+                 angles->dtype() != mx::float32 || 2 * angles->shape(1) > shape.head_dim))
+    bad("angles must be float32 [T, R / 2, 2]");
+  std::vector<Span> spans(n);
+  int at = 0;
+  for (size_t i = 0; i < n; i++) {
+    Span& s = spans[i];
+    s.first = at, s.queries = lengths[i], s.position = positions[i], s.base = bases[i];
+    at += lengths[i];
+    const long long end = s.position + s.queries - s.base;
+    for (const auto* b : {&buffers[2 * i], &buffers[2 * i + 1]}) {
+      if (b->ndim() != 4 || b->shape(0) != 1 || b->shape(1) != shape.kv_heads || b->shape(3) != shape.head_dim)
+        bad("buffers must be [1, kv_heads, capacity, head_dim]");
+      if (b->dtype() != x.dtype()) bad("buffers must have x's dtype");
+      if (s.queries < 0 || s.base < 0 || s.position < s.base || end > b->shape(2)) bad("the tokens do not fit a buffer");
+    }
+    s.count = (int)end;
+  }
+  if (at != x.shape(0)) bad("lengths do not add up to x's rows");
+
+  Arrays in{x};
+  in.reserve(2 + 2 * n + held_.size());
+  if (angles) in.push_back(*angles);
+  const size_t first = in.size();
+  in.insert(in.end(), buffers.begin(), buffers.end());
+  in.insert(in.end(), held_.begin(), held_.end());
+  auto call = std::make_shared<Call>(cpu_stream(), "ArrieroAttentionPart");
+  call->shared = 2 * n, call->shared_from = first, call->shared_to = 1;
+  call->plan = [held = shape_, spans = std::move(spans), first](const Arrays& in, Arrays& out) -> Task {
+    if (out[0].size() == 0) return [] {};
+    const auto& shape = *held;
+    Work w{};
+    w.rows = in[0].shape(0), w.hidden = in[0].shape(1), w.type = type_of(in[0].dtype());
+    w.x = in[0].data<char>(), w.y = out[0].data<char>();
+    if (first == 2) w.angles = in[1].data<float>(), w.rot = 2 * in[1].shape(1);
+    w.interleaved = shape.interleaved;
+    w.spans = spans;
+    for (size_t i = 0; i < spans.size(); i++) {
+      const auto &k = out[1 + 2 * i], &v = out[2 + 2 * i];
+      if (k.strides()[3] != 1 || v.strides()[3] != 1) bad("a buffer's heads must be contiguous");
+      Span& s = w.spans[i];
+      s.k = k.data<char>(), s.v = v.data<char>();
+      s.kh = k.strides()[1], s.kt = k.strides()[2], s.vh = v.strides()[1], s.vt = v.strides()[2];
+    }
+    w.spans.erase(std::remove_if(w.spans.begin(), w.spans.end(), [](const Span& s) { return s.queries == 0; }),
+                  w.spans.end());
+    size_t at = first + 2 * spans.size();
+    w.before = NormStep(shape.before, in, at);
+    for (const Matrix& m : shape.qkv) w.qkv.emplace_back(m, in, at), w.width += m.rows;
+    w.query_norm = NormStep(shape.query_norm, in, at);
+    w.key_norm = NormStep(shape.key_norm, in, at);
+    w.out.emplace_back(shape.out, in, at);
+    w.after = NormStep(shape.after, in, at);
+    Attention& a = w.a;
+    a.nspans = (int)w.spans.size(), a.Hq = shape.heads, a.Hkv = shape.kv_heads, a.Dk = a.Dv = shape.head_dim;
+    a.qt = a.kt = w.type, a.scale = shape.scale, a.softcap = shape.softcap, a.window = shape.window, a.causal = true;
+    const size_t row = (size_t)w.rows * bytes_of(w.type);
+    Room room;
+    w.normed = room.take(row * std::max(w.hidden, shape.out.rows));
+    w.row = room.take(row * w.width);
+    w.q = room.take(row * a.Hq * a.Dk);
+    w.total = room.bytes;
+    return w;
+  };
+  std::vector<mx::Shape> shapes{{x.shape(0), shape.out.rows}};
+  for (const auto& b : buffers) shapes.push_back(b.shape());
+  return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(1 + 2 * n, x.dtype()), call, in);
+}
+
+}  // namespace arriero

@@ -1,0 +1,26 @@
+// The feed-forward half of a decoder's layer as one operation.
+#pragma once
+#include <memory>
+
+#include "matrix.h"
+
+namespace arriero {
+
+struct GatedShape {
+  Gain before;
+  std::vector<Matrix> gate_up;  // their rows, one after another, are those of gate and of up
+  Matrix down;
+  std::optional<Gain> after;
+  bool gelu;
+};
+class GatedPart {
+ public:
+  explicit GatedPart(GatedShape shape);
+  mx::array operator()(const mx::array& x, const mx::array& branch) const;
+
+ private:
+  std::shared_ptr<const GatedShape> shape_;
+  Arrays held_;
+};
+
+}  // namespace arriero

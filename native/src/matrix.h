@@ -1,0 +1,69 @@
+// What a layer holds for its life: handed over once, so that a step carries only what changes.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "call.h"
+#include "kernels.h"
+
+namespace arriero {
+
+struct Quant {
+  int format, bits, group;
+  bool exact;
+};
+
+// A matrix with its scales, the additive bias of its layer, and nothing computed yet.
+struct Matrix {
+  Matrix(const mx::array& w, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
+         int group_size, int bits, const std::string& mode, const std::optional<mx::array>& global_scale,
+         const std::optional<mx::array>& bias);
+  Arrays arrays;
+  Quant quant;
+  int rows, columns;  // [rows, columns], unpacked
+  bool scaled, shifted;  // whether there is a global scale, a bias
+};
+// A norm's gain and epsilon.
+using Gain = std::pair<mx::array, float>;
+
+// A matrix with the memory that its arrays have once they are computed.
+class Step {
+ public:
+  Step(const Matrix& m, const Arrays& in, size_t& at);  // takes its arrays from `at` on
+  void run(const void* x, int rows, int type, void* y, size_t ldy) const;
+  int width() const { return p_.N; }
+
+ private:
+  Product p_;
+  const float* scale_ = nullptr;
+  bool by_row_ = false;
+  const void* bias_ = nullptr;
+};
+class NormStep {
+ public:
+  NormStep() = default;
+  NormStep(const std::optional<Gain>& gain, const Arrays& in, size_t& at);
+  explicit operator bool() const { return p_.w != nullptr; }
+  void run(const void* x, void* y, int rows, int type) const;
+  void run_sum(const void* x, const void* r, void* h, void* y, int rows, int type) const;
+
+ private:
+  Norm p_{};
+};
+void add(const void* x, const void* r, void* y, int rows, int n, int type);  // y may be x
+
+// Places in the memory of one task.
+struct Room {
+  size_t bytes = 0;
+  size_t take(size_t n) {
+    const size_t at = bytes;
+    bytes += (n + 63) / 64 * 64;
+    return at;
+  }
+};
+
+void check_gain(const char* where, const std::optional<Gain>& gain, int width);
+void append(Arrays& in, const std::optional<Gain>& gain);
+void append(Arrays& in, const Matrix& m);
+
+}  // namespace arriero
