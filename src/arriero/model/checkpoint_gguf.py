@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,8 @@ from arriero.formats.gguf import GGUFTensor, open_shards
 from arriero.formats.gguf_repack import LAYOUTS, repack, repackable
 from arriero.formats.mapped import REPAIR
 from arriero.model.gguf_config import ARCHITECTURES, architecture_of, config_of, generation_config_of
-from arriero.model.gguf_names import CONSUMED, hugging_face_name, row_order
+from arriero.model.gguf_names import CONSUMED, hugging_face_name
+from arriero.model.gguf_orders import column_order, row_order, take_columns
 from arriero.model.stored import HostWeight, Stored, TensorInfo
 from arriero.model.weight import Mode, Quantization, Weight
 from arriero.source import GGUFSource
@@ -23,6 +24,13 @@ Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["g
 _COMPANIONS = (".scale", ".input_scale")
 _MODES: dict[str, Mode] = {"affine": "affine", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 _DENSE = {"F32", "F16", "BF16", "I8", "I16", "I32", "I64"}
+
+
+class Order(NamedTuple):
+    """Where our rows and columns are in the file, None where they are in the same places."""
+
+    rows: np.ndarray | None
+    columns: np.ndarray | None
 
 
 def read(source: GGUFSource) -> Parts:
@@ -47,11 +55,12 @@ def read(source: GGUFSource) -> Parts:
     return label, stored, config, generation_config_of(files[0]), "gguf"
 
 
-def _order(architecture: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> np.ndarray | None:
-    rows = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[-1]
-    heads, kv_heads = config.get("num_attention_heads", 0), config.get("num_key_value_heads", 0)
+def _order(architecture: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> Order:
     try:
-        return row_order(architecture, tensor.name, rows, heads, kv_heads)
+        return Order(
+            row_order(architecture, tensor.name, tensor.shape, config),
+            column_order(architecture, tensor.name, tensor.shape, config),
+        )
     except CheckpointError as error:
         raise CheckpointError(f"{tensor.file.path}: {error}") from error
 
@@ -83,41 +92,62 @@ def _check(tensor: GGUFTensor) -> None:
         )
 
 
-def _stored(name: str, tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> Stored:
+def _stored(name: str, tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> Stored:
     layout = LAYOUTS.get(tensor.type.name)
     quantization = Quantization(_MODES[layout.mode], layout.bits, layout.group_size) if layout else None
     info = TensorInfo(name, tensor.type.name, tensor.shape, quantization, tensor.nbytes)
     return Stored(info, lambda: _load(tensor, order, scale), lambda: _view(tensor, order, scale))
 
 
-def _dense(tensor: GGUFTensor, order: np.ndarray | None) -> np.ndarray:
+def _dense(tensor: GGUFTensor, order: Order) -> np.ndarray:
     values = tensor.dense()
-    return values if order is None else np.take(values, order, axis=0)
+    if order.rows is not None:
+        values = np.take(values, order.rows, axis=0)
+    return values if order.columns is None else np.take(values, order.columns, axis=-1)
 
 
-def _view(tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> HostWeight:
-    """Rows in another order are the one case that copies: still NumPy's memory, not MLX's."""
+def _raw(tensor: GGUFTensor, order: Order) -> np.ndarray:
+    """The blocks, rows in our order."""
+    raw = tensor.raw()
+    return raw if order.rows is None else np.take(raw, order.rows, axis=-2)
+
+
+def _view(tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> HostWeight:
+    """Another order is the one case that copies: still NumPy's memory, not MLX's."""
     if tensor.type.plain:
         return HostWeight(_dense(tensor, order))
-    raw = tensor.raw()
-    return HostWeight(raw if order is None else np.take(raw, order, axis=-2), global_scale=scale)
+    raw = _raw(tensor, order)
+    if order.columns is not None:
+        raw = _columns(tensor, raw, order.columns, tensor.type.block)
+    return HostWeight(raw, global_scale=scale)
 
 
-def _load(tensor: GGUFTensor, order: np.ndarray | None, scale: np.ndarray | None) -> Weight:
+def _columns(tensor: GGUFTensor, array: np.ndarray, order: np.ndarray, unit: int) -> np.ndarray:
+    try:
+        return take_columns(array, order, unit)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{tensor.file.path}: tensor {tensor.name} is stored as {tensor.type.name}, but {error}"
+        ) from error
+
+
+def _load(tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> Weight:
     _check(tensor)
     if tensor.type.plain:
         return Weight(_array(_dense(tensor, order)))
-    raw = tensor.raw()
-    if order is not None:
-        raw = np.take(raw, order, axis=-2)
+    raw = _raw(tensor, order)
     lead = raw.shape[:-1]
     try:
         packed = repack(tensor.type, raw.reshape(-1, raw.shape[-1]))
     except CheckpointError as error:
         raise CheckpointError(f"{tensor.file.path}: tensor {tensor.name}: {error}") from error
     layout = packed.layout
+    # 32 numbers of any width fill whole words.
+    unit = max(layout.group_size, 32)
 
     def shaped(array: np.ndarray) -> mx.array:
+        if order.columns is not None:
+            array = _columns(tensor, array, order.columns, unit)
         return mx.array(array.reshape(*lead, array.shape[-1]))
 
     return Weight(

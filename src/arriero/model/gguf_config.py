@@ -17,10 +17,19 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+MODEL_TYPES = {
+    "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "gemma3": "gemma3_text",
+}
 
 _EMBEDDING = "token_embd.weight"
 
@@ -222,6 +231,41 @@ def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
     }
 
 
+def _qwen35(keys: _Keys, config: dict[str, Any]) -> None:
+    """Layers past the last are those of the head that predicts several tokens."""
+    drafts = keys.integer("nextn_predict_layers") or 0
+    layers = config["num_hidden_layers"] - drafts
+    heads, width, key_heads = keys.need("ssm.time_step_rank"), keys.need("ssm.inner_size"), keys.need("ssm.group_count")
+    if layers < 1 or width % heads or heads % key_heads:
+        raise CheckpointError(
+            f"{keys.path}: {config['num_hidden_layers']} layers, {drafts} of them for drafts, {heads} value heads of "
+            f"{width} numbers together and {key_heads} key heads do not fit; pull the model again"
+        )
+    rotary = keys.integer("rope.dimension_count") or config["head_dim"]
+    config |= {
+        "num_hidden_layers": layers,
+        "mtp_num_hidden_layers": drafts,
+        "partial_rotary_factor": rotary / config["head_dim"],
+        "linear_conv_kernel_dim": keys.need("ssm.conv_kernel"),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.need("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "full_attention_interval": keys.integer("full_attention_interval") or 4,
+    }
+    recurrent = keys.get("attention.recurrent_layers", list)
+    if recurrent is not None:
+        if len(recurrent) < layers or not all(isinstance(flag, int) for flag in recurrent):
+            raise keys.unusable("attention.recurrent_layers", recurrent)
+        config["layer_types"] = ["linear_attention" if flag else "full_attention" for flag in recurrent[:layers]]
+
+
+def _qwen35moe(keys: _Keys, config: dict[str, Any]) -> None:
+    _qwen35(keys, config)
+    _qwen3moe(keys, config)
+    config["shared_expert_intermediate_size"] = keys.need("expert_shared_feed_forward_length")
+
+
 def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> None:
     """Windows and caps; in the largest size (by layer count) the softmax scale follows the hidden size.
 
@@ -273,6 +317,9 @@ _ADDITIONS: dict[str, Callable[[_Keys, dict[str, Any]], None]] = {
     "qwen2": _qwen2,
     "qwen3": _nothing,
     "qwen3moe": _qwen3moe,
+    "qwen3next": _qwen35moe,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
 }

@@ -1,13 +1,8 @@
-"""Tensor names of GGUF files ⇄ Hugging Face names, and the row orders that differ."""
+"""Tensor names of GGUF files ⇄ Hugging Face names."""
 
 from __future__ import annotations
 
 import re
-
-import numpy as np
-
-from arriero.errors import CheckpointError
-from arriero.formats.mapped import REPAIR
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -34,6 +29,23 @@ _MOE = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_DELTA_NET = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -45,16 +57,22 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "qwen3moe": _LLAMA | _MOE,
+    "qwen3next": _LLAMA | _MOE | _SHARED | _DELTA_NET,
+    "qwen35": _LLAMA | _DELTA_NET,
+    "qwen35moe": _LLAMA | _MOE | _SHARED | _DELTA_NET,
     "gemma2": _LLAMA | _GEMMA,
     "gemma3": _LLAMA | _GEMMA,
 }
 """Per GGUF architecture: a layer's module → the Hugging Face module."""
 
+PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+"""Tensors of a layer whose Hugging Face names have no suffix; `ssm_a` holds −exp(A_log)."""
+
 CONSUMED = re.compile(r"^(rope_freqs|blk\.\d+\.(rope_freqs|attn_rot_embd))\.weight$")
 """Rotary tables: read into the configuration, or made anew by every architecture."""
 
 _LAYER = re.compile(r"^blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)$")
-_ROTARY_PAIRS = {"attn_q", "attn_k"}
+_PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt\.bias)$")
 
 
 def hugging_face_name(architecture: str, name: str) -> str:
@@ -68,19 +86,7 @@ def hugging_face_name(architecture: str, name: str) -> str:
     match = _LAYER.match(name)
     if match and match[2] in modules:
         return f"model.layers.{match[1]}.{modules[match[2]]}.{match[3]}"
+    parameter = _PARAMETER.match(name)
+    if parameter and "ssm_out" in modules:
+        return f"model.layers.{parameter[1]}.{PARAMETERS[parameter[2]]}"
     return name
-
-
-def row_order(architecture: str, name: str, rows: int, heads: int, kv_heads: int) -> np.ndarray | None:
-    """The rows of a GGUF tensor in Hugging Face's order, or None where both agree.
-
-    Files of the `llama` architecture hold q and k with the two halves of each rotary pair side by side; we want the
-    first halves of a head before the second halves. Raises CheckpointError for rows that are no whole heads.
-    """
-    match = _LAYER.match(name)
-    if architecture != "llama" or not match or match[2] not in _ROTARY_PAIRS:
-        return None
-    count = heads if match[2] == "attn_q" else kv_heads
-    if count <= 0 or rows % (2 * count):
-        raise CheckpointError(f"tensor {name} has {rows} rows for {count} heads; {REPAIR}")
-    return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(-1)

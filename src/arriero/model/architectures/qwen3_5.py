@@ -24,11 +24,12 @@ from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseConfig, SparseMLP
-from arriero.model.layers.linear import FusedLinear, Linear
+from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
 from arriero.model.layers.mlp import GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape
+from arriero.model.weight import Weight
 from arriero.runner.caches.full import KVCache
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,8 @@ log = logging.getLogger(__name__)
 LayerType = Literal["linear_attention", "full_attention"]
 LAYER_TYPES: tuple[LayerType, LayerType] = ("linear_attention", "full_attention")
 
-VISION = re.compile(r"^(model\.)?(visual|vision_tower)\.")
-MTP = re.compile(r"^(model\.|language_model\.)?mtp\.")
-LEFT_OUT = re.compile(f"{VISION.pattern}|{MTP.pattern}")
+VISION = r"^(model\.)?(visual|vision_tower)\."
+DRAFTS = r"^((model|language_model)\.)?mtp\."
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Config:
     sparse: SparseConfig | None
     shared_intermediate: int
     """Of the expert that every token takes; 0 without a mixture."""
+    drafts: int
+    """Layers of the head that predicts several tokens."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -93,6 +95,7 @@ class Config:
             ),
             sparse=sparse,
             shared_intermediate=0 if sparse is None else fields.integer("shared_expert_intermediate_size"),
+            drafts=fields.integer("mtp_num_hidden_layers", 0, minimum=0),
         )
         fields.finish(architecture)
         return config
@@ -262,8 +265,17 @@ def load_feed_forward(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, conf
     return SharedSparseMLP(
         SparseMLP(Router(gate, sparse.top_k, sparse.normalise), experts),
         dense(f"{prefix}.shared_expert", config.shared_intermediate),
-        Linear.load(checkpoint, f"{prefix}.shared_expert_gate", dtype, bias=False, shape=(1, hidden)),
+        load_row(checkpoint, f"{prefix}.shared_expert_gate.weight", dtype, hidden),
     )
+
+
+def load_row(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, width: int) -> Linear:
+    """A matrix of one row, which a GGUF file may hold as a vector."""
+    weight = checkpoint.weight(name).astype(dtype)
+    if weight.shape == (width,):
+        weight = Weight(weight.data[None])
+    expect_shape(name, weight.shape, (1, width))
+    return Linear(weight)
 
 
 def gains_are_baked(checkpoint: Checkpoint) -> bool:
@@ -284,16 +296,25 @@ def gains_are_baked(checkpoint: Checkpoint) -> bool:
     return baked
 
 
-def report_left_out(checkpoint: Checkpoint) -> None:
-    """Say which parts of the checkpoint are not used, and what that means."""
+def left_out(checkpoint: Checkpoint, config: Config) -> re.Pattern[str]:
+    """Which tensors are known and not loaded; says what that means.
+
+    GGUF files hold the head for drafts as layers past the last.
+    """
+    drafts = [DRAFTS]
+    if checkpoint.dialect == "gguf" and config.drafts:
+        layers = range(config.shape.layers, config.shape.layers + config.drafts)
+        drafts.append(rf"^(model\.layers|blk)\.({'|'.join(map(str, layers))})\.")
+    parts = {
+        VISION: "the vision tower is not loaded, and images are refused",
+        "|".join(drafts): "the head that predicts several tokens is not loaded: drafts are not in this version",
+    }
     names = checkpoint.names()
-    for pattern, part in (
-        (VISION, "the vision tower is not loaded, and images are refused"),
-        (MTP, "the head that predicts several tokens is not loaded: it makes drafts, which are not in this version"),
-    ):
-        count = sum(pattern.search(name) is not None for name in names)
+    for pattern, part in parts.items():
+        count = sum(re.search(pattern, name) is not None for name in names)
         if count:
             log.info("%s (%d tensors)", part, count)
+    return re.compile("|".join(parts))
 
 
 class Model(Decoder):
@@ -309,7 +330,7 @@ class Model(Decoder):
         full = config.layer_types.count("full_attention")
         facts = shape.facts(dtype, [config.attention] * full, config.rope)
         states = (shape.layers - full) * config.delta_net.cache_bytes(dtype)
-        model = cls.assemble(
+        return cls.assemble(
             checkpoint,
             dtype,
             shape,
@@ -317,7 +338,5 @@ class Model(Decoder):
             lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope, baked=baked),
             centred_norm=True,
             baked_norm=baked,
-            left_out=LEFT_OUT,
+            left_out=left_out(checkpoint, config),
         )
-        report_left_out(checkpoint)
-        return model

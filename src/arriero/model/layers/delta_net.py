@@ -110,12 +110,14 @@ class GatedDeltaNet:
             expect_shape(f"{prefix}.{name}", tuple(values.shape), (width,))
             return values.astype(mx.float32)
 
+        log_rate = vector("A_log", c.value_heads)
         return cls(
             config,
             dtype,
             inputs=load_inputs(checkpoint, prefix, dtype, config),
             taps=load_taps(checkpoint, f"{prefix}.conv1d.weight", dtype, config),
-            rate=mx.exp(vector("A_log", c.value_heads)),
+            # GGUF files hold −exp(A_log).
+            rate=-log_rate if checkpoint.dialect == "gguf" else mx.exp(log_rate),
             bias=vector("dt_bias", c.value_heads),
             gain=vector("norm.weight", c.value_dim),
             out=Linear.load(checkpoint, f"{prefix}.out_proj", dtype, bias=False, shape=(c.hidden, c.value_width)),
@@ -191,12 +193,18 @@ def rows_of_parts(sizes: Sequence[int], groups: int) -> list[mx.array]:
 
 
 def load_taps(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, config: DeltaNetConfig) -> mx.array:
-    """A depthwise kernel as `[K, channels]`, from `[channels, 1, K]` or MLX's `[channels, K, 1]`."""
+    """A depthwise kernel as `[K, channels]`.
+
+    From `[channels, 1, K]`, MLX's `[channels, K, 1]` or GGUF's `[channels, K]`.
+    """
     kernel = checkpoint.tensor(name)
     shape, c = tuple(kernel.shape), config
-    if shape not in ((c.channels, 1, c.taps), (c.channels, c.taps, 1)):
+    known = (
+        [(c.channels, c.taps)] if checkpoint.dialect == "gguf" else [(c.channels, 1, c.taps), (c.channels, c.taps, 1)]
+    )
+    if shape not in known:
         raise CheckpointError(
-            f"tensor {name} has shape {list(shape)}, but the configuration says {[c.channels, 1, c.taps]}; "
+            f"tensor {name} has shape {list(shape)}, but the configuration says {list(known[0])}; "
             "the checkpoint and its config.json do not belong together"
         )
     return mx.contiguous(kernel.reshape(c.channels, c.taps).T).astype(dtype)
