@@ -165,6 +165,7 @@ DIGEST = "sha256:" + "0" * 64
         ({"files": {"a.gguf": DIGEST}}, InvalidRequest, "both 'from' and 'files'"),
         ({"from_": "", "files": {"a.gguf": DIGEST}}, InvalidRequest, "'a.gguf' is blob .* not been uploaded"),
         ({"from_": "", "files": {"../a.gguf": DIGEST}}, InvalidRequest, "^file path must be relative"),
+        ({"from_": "", "files": {".": DIGEST}}, InvalidRequest, "^file path must be relative"),
         ({"from_": "", "files": {"/a.gguf": DIGEST}}, InvalidRequest, "^file path must be relative"),
         ({"from_": "", "files": {"C:\\a.gguf": DIGEST}}, InvalidRequest, "^file path must be relative"),
         ({"from_": "", "files": {"a.gguf": "sha256:0"}}, InvalidRequest, "^invalid digest format"),

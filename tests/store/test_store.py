@@ -117,6 +117,33 @@ def test_a_corrupt_manifest_is_skipped_in_lists_and_explained_on_access(store, c
     assert store.verify() == []
 
 
+@pytest.mark.parametrize("damage", ["nesting", "folder"])
+def test_whatever_is_wrong_with_one_model_the_others_are_listed_and_it_can_be_deleted(store, damage):
+    put_model(store, "good")
+    bad = put_model(store, "bad")
+    path = manifest_path(store.root, "bad")
+    if damage == "nesting":
+        path.write_bytes(path.read_bytes().rstrip(b"}\n") + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    else:
+        blob = store.blobs.path(bad.manifest.config.digest)
+        put_model(store, "good", config={"file_type": "F16"})
+        blob.unlink(missing_ok=True)
+        blob.mkdir()
+    fresh = Store(store.root)
+    assert [model.name.model for model in fresh.list()] == ["good"]
+    with pytest.raises(StoreError, match="damaged"):
+        fresh.get("bad")
+    assert fresh.verify()
+    fresh.prune()
+    fresh.delete("bad")
+    assert [model.name.model for model in fresh.list()] == ["good"]
+
+
+def test_a_name_that_the_file_system_cannot_hold_is_an_error_of_the_store(store):
+    with pytest.raises(StoreError, match="cannot name model"):
+        put_model(store, "h" * 300 + "/b/c:d")
+
+
 def test_a_missing_blob_is_an_error_that_says_what_to_do(store):
     model = put_model(store, "a", {"model": b"weights"})
     layer = model.manifest.layers[0]
@@ -196,6 +223,18 @@ def test_a_copy_of_another_stores_model_survives_that_store(tmp_path):
     theirs.delete("y")
     assert store.verify() == []
     assert store.get("mine").read(store.get("mine").manifest.layers[0]) == b"their y"
+
+
+def test_a_blob_that_is_a_symbolic_link_is_copied_as_what_it_points_to(tmp_path):
+    theirs = Store(tmp_path / "theirs")
+    layer = put_model(theirs, "y", {"model": b"their y"}).manifest.layers[0]
+    blob = theirs.blobs.path(layer.digest)
+    blob.rename(theirs.root / "weights.gguf")
+    blob.symlink_to("../weights.gguf")
+    store = Store(tmp_path / "own", [tmp_path / "theirs"])
+    store.copy("y", "mine")
+    assert store.get("mine").read(layer) == b"their y"
+    assert not store.blobs.path(layer.digest).is_symlink()
 
 
 def test_the_same_folder_given_twice_is_our_own(tmp_path):

@@ -95,7 +95,7 @@ def check_request(request: CreateRequest) -> None:
 def check_file(name: str, digest: str) -> None:
     """Refuse a path that is absolute or climbs, and a malformed digest."""
     path = PurePosixPath(name.replace("\\", "/"))
-    if not name or path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name:
+    if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name:
         raise InvalidRequest(f"file path must be relative: {name!r}")
     try:
         check_digest(digest)

@@ -107,11 +107,14 @@ class Blobs:
             raise NotFound(f"blob {digest} not found") from None
 
     def read(self, digest: str, limit: int = 64 << 20) -> bytes:
-        """A small blob as a whole; raises NotFound, and StoreError when it is larger than `limit` bytes."""
+        """A small blob as a whole; raises NotFound, and StoreError for one that is unreadable or over `limit` bytes."""
         size = self.size(digest)
         if size > limit:
             raise StoreError(f"blob {digest} has {size} bytes; at most {limit} are expected of its kind")
-        return self.path(digest).read_bytes()
+        try:
+            return self.path(digest).read_bytes()
+        except OSError as error:
+            raise StoreError(f"blob {digest} cannot be read: {error.strerror}") from error
 
     def temporary(self) -> tuple[Path, int]:
         """A fresh file beside the blobs and its descriptor, open for writing; raises StoreError."""
@@ -161,7 +164,8 @@ class Blobs:
         source = other.path(digest)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(source, self.path(digest))
+            # A link to a symbolic link would be one more symbolic link, relative to the wrong folder.
+            os.link(source.resolve(), self.path(digest))
         except FileExistsError:
             return
         except FileNotFoundError:

@@ -85,7 +85,7 @@ class _LayerShape(msgspec.Struct):
 
     mediaType: str  # noqa: N815 - the wire's name
     digest: Annotated[str, msgspec.Meta(pattern="^sha256[:-][0-9a-fA-F]{64}$")]
-    size: Annotated[int, msgspec.Meta(ge=0)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
     name: str | None = None
     from_: str | None = msgspec.field(default=None, name="from")
 
@@ -113,9 +113,9 @@ class Manifest:
             raise StoreError("corrupt manifest: it is empty")
         try:
             _CHECKER.decode(raw)
-        except msgspec.MsgspecError as error:
+            return cls(raw, msgspec.json.decode(raw))
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise StoreError(f"corrupt manifest: {error}") from None
-        return cls(raw, msgspec.json.decode(raw))
 
     @classmethod
     def build(cls, config: Layer, layers: Iterable[Layer], like: Manifest | None = None) -> Self:
@@ -195,7 +195,7 @@ class ConfigBlob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             known = {key: value for key, value in document.items() if key in _CONFIG_FIELDS and value is not None}
             unknown = {key: value for key, value in document.items() if key not in _CONFIG_FIELDS}
             return msgspec.structs.replace(msgspec.convert(known, cls), extra=unknown)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise StoreError(f"corrupt configuration blob: {error}") from None
 
     def encode(self) -> bytes:

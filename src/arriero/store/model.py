@@ -228,7 +228,7 @@ class StoredModel:
     def _json(self, layer: Layer, kind: Any, what: str) -> Any:
         try:
             return msgspec.json.decode(self.read(layer, limit=TEXT_LIMIT), type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise StoreError(f"the {what} of model '{self.name}' cannot be read: {error}") from None
 
 

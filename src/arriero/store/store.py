@@ -138,7 +138,7 @@ class Store:
                 self._refuse_foreign(name, wanted)
                 raise NotFound(f"model '{name}' not found")
             path = found[1]
-            raw = path.read_bytes()
+            raw = _bytes(path)
             try:
                 digests = Manifest.decode(raw).digests()
             except StoreError:
@@ -219,8 +219,11 @@ class Store:
             path = _place(self._own.manifests, wanted)
             replaced: set[str] = set()
             with suppress(FileNotFoundError, StoreError):
-                replaced = Manifest.decode(path.read_bytes()).digests() - manifest.digests()
-            path.parent.mkdir(parents=True, exist_ok=True)
+                replaced = Manifest.decode(_bytes(path)).digests() - manifest.digests()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"cannot name model '{wanted}' in the store: {error.strerror}") from error
             with replacing(self.blobs, path) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
                 file.write(manifest.raw)
             name = Name.from_path(*path.relative_to(self._own.manifests).parts)
@@ -234,7 +237,7 @@ class Store:
         remembered = self._opened.get(path)
         if remembered is not None and remembered[0] == stamp:
             return remembered[1]
-        manifest = Manifest.decode(path.read_bytes())
+        manifest = Manifest.decode(_bytes(path))
         try:
             config = ConfigBlob.decode(root.blobs.read(manifest.config.digest, limit=1 << 20))
         except NotFound as error:
@@ -249,7 +252,7 @@ class Store:
         used: set[str] = set()
         for name, path in _walk(self._own.manifests):
             try:
-                used |= Manifest.decode(path.read_bytes()).digests()
+                used |= Manifest.decode(_bytes(path)).digests()
             except FileNotFoundError:
                 continue
             except StoreError as error:
@@ -268,7 +271,10 @@ class Store:
                 log.info("unused blobs are left for the next prune")
                 return
             for digest in candidates - used:
-                self.blobs.remove(digest)
+                try:
+                    self.blobs.remove(digest)
+                except OSError as error:
+                    log.warning("unused blob %s stays: it cannot be deleted (%s)", digest, error.strerror)
 
     def _refuse_foreign(self, shown: str | Name, wanted: Name) -> None:
         for root in self._roots[1:]:
@@ -317,6 +323,16 @@ def _is_garbage(name: str, seconds: float, used: set[str]) -> bool:
         return name.replace("-", ":").lower() not in used and seconds > GRACE
     partial = name.startswith("sha256-") and ("-partial" in name or name.endswith(".tmp"))
     return seconds > (PARTIAL_GRACE if partial else GRACE)
+
+
+def _bytes(manifest: Path) -> bytes:
+    """A manifest file's bytes; FileNotFoundError when it is gone, StoreError when it can't be read."""
+    try:
+        return manifest.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"its manifest {manifest} cannot be read: {error.strerror}") from error
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:
