@@ -22,6 +22,7 @@ from arriero.chat.messages import Tool, ToolCall
         ("3", None),
         ("not json", None),
         ('{"a": ', None),
+        ('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}", None),
     ],
 )
 def test_arguments_are_read_as_an_object_in_their_order(

@@ -149,6 +149,15 @@ DOUBLING = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set ns
         "{% for i in range(99999) %}{{ 'x' * 1000000 }}{% endfor %}",
         "{% set x %}{% for i in range(99999) %}{{ 'x' * 1000000 }}{% endfor %}{% endset %}",
         "{{ strftime_now('%Y' * 100000) }}",
+        DOUBLING % ("[1]", "[ns.x, ns.x]", "ns.x == ns.x[1:] + ns.x[:1]"),
+        DOUBLING % ("[1]", "[ns.x, ns.x]", "1 in [ns.x]"),
+        DOUBLING % ("[1]", "[ns.x, ns.x]", "[ns.x] | select('eq', [1]) | list"),
+        DOUBLING % ("[1]", "[ns.x, ns.x]", "[ns.x, [1]] | sort"),
+        DOUBLING % ("[1]", "[ns.x, ns.x]", "[ns.x].index(1)"),
+        DOUBLING % ("(1, 1)", "(ns.x, ns.x)", "{ns.x: 1}"),
+        "{{ ('ab ' * 5000000).split() | sort | length }}",
+        "{{ ('a' * 2000000) | wordwrap(1) }}",
+        "{{ ('é' * 16000000).encode('punycode') }}",
     ],
     ids=lambda source: source[:60],
 )
@@ -160,9 +169,15 @@ def test_a_hostile_template_is_stopped(source: str) -> None:
     assert isinstance(caught.value, TemplateStopped) or "Range too big" in str(caught.value)
 
 
-def test_a_template_of_more_than_a_million_characters_is_refused() -> None:
+def test_a_template_of_more_than_a_quarter_of_a_million_characters_is_refused() -> None:
     with pytest.raises(TemplateError, match="characters"):
-        Template("x" * (1 << 20) + "x")
+        Template("x" * (1 << 18) + "x")
+
+
+def test_a_template_cannot_make_its_complaint_huge() -> None:
+    with pytest.raises(TemplateError) as caught:
+        Template("{{ raise_exception('x' * 1000000) }}").render({})
+    assert len(str(caught.value)) < 3000
 
 
 def test_a_long_conversation_is_no_attack() -> None:

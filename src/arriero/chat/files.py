@@ -63,7 +63,7 @@ class TextFiles:
             data = self.bytes(name)
             try:
                 value = {} if data is None else msgspec.json.decode(data)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise CheckpointError(f"{name} is not valid JSON: {error}") from error
             if not isinstance(value, dict):
                 raise CheckpointError(f"{name} must hold a JSON object; it holds a {type(value).__name__}")

@@ -27,7 +27,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
             return {}
         try:
             value = json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if value is None:
             return {}

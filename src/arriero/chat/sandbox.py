@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextvars import ContextVar, Token
 from string import Formatter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jinja2
 from jinja2 import nodes
@@ -31,6 +31,8 @@ MAX_TOTAL = 1 << 31
 """Characters of all strings made during one rendering."""
 MAX_COUNT = 1_000_000
 """Elements of a list that is made, and largest integer that a filter or method takes."""
+MAX_COPIED = 1 << 30
+"""Characters that one operation may move about."""
 MAX_BITS = 8192
 """Size of an integer."""
 _HUGE_FIELD = re.compile(r"[0-9]{5,}")
@@ -89,8 +91,8 @@ class Budget:
             item = waiting.pop()
             if isinstance(item, str):
                 size += len(item) + 8
-                continue
-            size += 4 * len(item) if isinstance(item, bytes) else 32
+            else:
+                size += 4 * len(item) if isinstance(item, bytes) else 32
             if size > MAX_TEXT:
                 raise LimitReached(f"it spells out a value of more than {MAX_TEXT} characters")
             if isinstance(item, Mapping):
@@ -98,7 +100,7 @@ class Budget:
                 waiting.extend(item.values())
             elif isinstance(item, Namespace):
                 waiting.append(item._Namespace__attrs)  # its text spells them out
-            elif isinstance(item, Collection) and not isinstance(item, bytes):
+            elif isinstance(item, Collection) and not isinstance(item, str | bytes):
                 waiting.extend(item)
         self.step()
         return size
@@ -108,7 +110,7 @@ _current: ContextVar[Budget] = ContextVar("template_budget")
 
 
 class _Metering(NodeTransformer):
-    """Sends the iterables of loops and the parts of `~` through filters that count."""
+    """Sends the iterables of loops, the parts of `~` and what is compared or hashed through filters that count."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja calls it by the node's class
         self.generic_visit(node)
@@ -119,6 +121,17 @@ class _Metering(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), "_concatenated")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, "_bounded")
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, "_bounded")
+        return node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(node, "_bounded") if node.ctx == "load" else node
 
 
 def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
@@ -140,7 +153,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(filters)
         for name, function in self.filters.items():
             self.filters[name] = _metered(name, function)
-        self.filters.update(_counted=_counted, _concatenated=_concatenated)
+        self.filters.update(_counted=_counted, _concatenated=_concatenated, _bounded=_bounded)
+        for name in _COMPARING:
+            self.tests[name] = _metered(name, cast(Callable[..., Any], self.tests[name]))
         self.globals.update(names)
         # It makes any amount of text out of nothing.
         del self.globals["lipsum"]
@@ -176,6 +191,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str | bytes | int | float):
             args = _check_method(budget, owner, getattr(__obj, "__name__", ""), args, kwargs)
+        elif isinstance(owner, list | tuple):
+            _bounded(owner)
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -241,6 +258,13 @@ def _concatenated(parts: list[Any]) -> str:
     return "".join(map(str, parts))
 
 
+def _bounded(value: Any) -> Any:
+    """A value that is compared or hashed: few lists, each twice in the next one, can be as long as one likes."""
+    if isinstance(value, list | tuple | dict):
+        _current.get().spelled(value)
+    return value
+
+
 def _check_operator(operator: str, left: Any, right: Any) -> None:
     budget = _current.get()
     budget.step()
@@ -285,6 +309,8 @@ def _check_method(
     _check_counts(values)
     if isinstance(owner, int | float):
         return args
+    if name in ("encode", "decode") and not _CODECS.issuperset(item for item in values[:1] if isinstance(item, str)):
+        raise LimitReached(f"it asks for the encoding {values[0]!r:.20}; known are {', '.join(sorted(_CODECS))}")
     if name == "join" and args:
         parts = list(_stepping(iter(args[0]), budget))
         budget.text(sum(budget.spelled(part) for part in parts) + len(owner) * len(parts))
@@ -307,6 +333,13 @@ def _check_counts(values: Iterable[Any]) -> None:
             raise LimitReached(f"it asks for a width or count of {value:.3g}, more than {MAX_COUNT}")
 
 
+def _check_wrap(text: str, width: int) -> None:
+    """Wrapping copies what is left of a word for each line that it fills."""
+    longest = max(map(len, text.split()), default=0)
+    if longest * longest // max(width, 1) > MAX_COPIED:
+        raise LimitReached(f"it wraps a word of {longest} characters")
+
+
 def _check_replace(budget: Budget, text: Any, old: Any, new: Any) -> None:
     if isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, type(text)):
         budget.text(len(text) + _occurrences(text, old) * len(new))
@@ -320,10 +353,14 @@ def _occurrences(text: str | bytes, part: str | bytes) -> int:
 
 
 _STRUCTURAL = frozenset(
-    "list map select reject selectattr rejectattr first last length count default d sort dictsort items batch slice "
-    "groupby unique reverse min max attr random".split()
+    "list map select reject selectattr rejectattr first last length count default d items batch slice reverse attr "
+    "random".split()
 )
-"""Filters that don't spell out their values."""
+"""Filters that neither spell out nor compare their values."""
+_COMPARING = "eq == equalto ne != lt < lessthan le <= gt > greaterthan ge >= in".split()
+"""Tests that compare."""
+_CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1"))
+"""Encodings whose work is in proportion to the text."""
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,6 +393,8 @@ def _check_filter(budget: Budget, name: str, values: list[Any], kwargs: dict[str
         count = len(value) if hasattr(value, "__len__") else 0
         budget.text(size + separator * count)
     elif name in ("indent", "wordwrap", "tojson"):
+        if name == "wordwrap":
+            _check_wrap(str(value), next((item for item in others if isinstance(item, int)), 79))
         # Each of at most `size` lines or elements may be led by the longest of the arguments.
         widest = max((item if isinstance(item, int) else budget.spelled(item) for item in others), default=4)
         lines = value.count("\n") + 1 if name == "indent" and isinstance(value, str) else size

@@ -20,8 +20,10 @@ from arriero.errors import TemplateError, UnsupportedFeature
 
 T = TypeVar("T")
 
-MAX_SOURCE = 1 << 20
-"""Characters of a template."""
+MAX_SOURCE = 1 << 18
+"""Characters of a template: what compiles in seconds, and several times the largest one that is in use."""
+MAX_COMPLAINT = 2000
+"""Characters of what a template says when it refuses a conversation."""
 
 _GO = re.compile(
     r"\{\{-?\s*(?:\.[A-Z]|\$|(?:if|else|end|range|with|define|template|block|break|continue|json|and|or|not|eq|ne|lt|gt"
@@ -78,7 +80,8 @@ class Template:
         except Exception as error:  # a template can raise anything that its expressions can
             line = _line(error)
             where = f", line {line}" if line else ""
-            raise TemplateError(f"the chat template failed{where}: {error or type(error).__name__}") from error
+            said = str(error)[:MAX_COMPLAINT] or type(error).__name__
+            raise TemplateError(f"the chat template failed{where}: {said}") from error
 
 
 def _line(error: BaseException) -> int | None:

@@ -148,7 +148,7 @@ def _tokenizer_from_json(files: TextFiles) -> tokenizers.Tokenizer:
         )
     try:
         head = msgspec.json.decode(data, type=_FileHead)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"tokenizer.json is not valid: {error}") from error
     if head.model.type not in ("BPE", "Unigram"):
         raise CheckpointError(f"tokenizer.json holds a {head.model.type} vocabulary; only BPE and Unigram can be run")

@@ -185,7 +185,7 @@ def _check_early(files: Mapping[str, Path]) -> None:
     if "config.json" in files:
         try:
             config = msgspec.json.decode(files["config.json"].read_bytes(), type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidRequest(f"{files['config.json']} is not a JSON object: {error}") from None
         check_config(config)
         return

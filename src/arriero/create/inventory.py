@@ -123,7 +123,7 @@ def _json(name: str, path: Path) -> Any:
         raise refuse(name, kind)
     try:
         return msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{name} is not valid JSON: {error}") from None
 
 
