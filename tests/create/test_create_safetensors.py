@@ -231,6 +231,15 @@ def test_a_quantisation_that_would_not_load_is_refused(store, tmp_path, extra, e
     refused(store, write_folder(tmp_path / "m", {"model.safetensors": tensors() | extra}), error, match)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.float64])
+def test_codes_without_scales_and_types_that_do_not_load_are_refused(store, tmp_path, dtype):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    held = tensors() | {"model.layers.0.self_attn.q_proj.SCB": np.ones(64, np.float32)}
+    held[name] = held[name].astype(dtype)
+    folder = write_folder(tmp_path / "m", {"model.safetensors": held})
+    refused(store, folder, UnsupportedFeature, f"tensor {name} is stored as .* not imported yet")
+
+
 def test_block_fp8_is_refused_with_its_tensor(store, tmp_path):
     import ml_dtypes
 

@@ -262,6 +262,15 @@ def test_an_unknown_8_bit_layout_can_be_viewed_but_is_not_loaded_as_numbers(tmp_
     assert checkpoint.host("a.weight").dtype == np.uint8
 
 
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int32, mx.uint32])
+def test_codes_without_scales_are_not_loaded_as_a_matrix(tmp_path, dtype):
+    """LLM.int8() keeps the scales as `X.SCB`; the codes alone would be another model."""
+    checkpoint = folder(tmp_path, {"x.weight": mx.ones((2, 4), dtype), "x.SCB": mx.ones(2)})
+    with pytest.raises(CheckpointError, match=r"tensor x.weight is stored as .* and has no scales that we know"):
+        checkpoint.weight("x.weight")
+    assert checkpoint.tensor("x.weight").dtype == dtype
+
+
 def test_a_file_with_a_type_that_mlx_cannot_read_still_gives_the_others(tmp_path):
     rows = np.array(ROWS)
     checkpoint = numpy_folder(tmp_path, {"a": rows.astype(np.float64), "b": rows, "c": rows.astype(ml_dtypes.bfloat16)})

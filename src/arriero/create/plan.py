@@ -19,7 +19,7 @@ from arriero.model.companions import Bundle, Part, bundle
 
 log = logging.getLogger(__name__)
 
-_FLOATS = ("F64", "F32", "BF16", "F16")
+_FLOATS = ("F32", "BF16", "F16")
 _GROUPS = (64, 32, 128)
 """MLX's group sizes of affine layouts, the usual one first."""
 _AFFINE_BITS = (4, 8, 6, 5, 3, 2)
@@ -81,12 +81,15 @@ def make_plan(inventory: Inventory) -> Plan:
     """Plan the layers; raises CheckpointError, and UnsupportedFeature for a quantisation that isn't imported yet."""
     blobs: list[BlobPlan] = []
     for found in bundle(inventory.tensors):
-        if found.refused is not None or (found.scales is None and found.data.span.dtype.startswith(("F8", "F4", "F6"))):
+        stem, _, last = found.name.rpartition(".")
+        dtype = found.data.span.dtype
+        # Integers that nobody scales would be taken for the weights themselves.
+        codes = found.scales is None and dtype not in _FLOATS and (last == "weight" or dtype.startswith("F"))
+        if found.refused is not None or codes:
             raise UnsupportedFeature(
-                f"tensor {found.name} is stored as {found.data.span.dtype}, a quantisation that is not imported yet; "
+                f"tensor {found.name} is stored as {dtype}, a quantisation that is not imported yet; "
                 "use the BF16 weights, an NVFP4 or MLX conversion of the model, or a GGUF file"
             )
-        stem, _, last = found.name.rpartition(".")
         if found.scales is None and last in ("scales", "biases"):
             _check_orphan(found.name, stem, inventory)
         elif found.scales is None:

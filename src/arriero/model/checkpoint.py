@@ -81,10 +81,19 @@ class Checkpoint:
         if found.info.quantization is not None:
             packed = found.info.quantization.name
             raise CheckpointError(f"{self.label}: tensor {name} is packed as {packed}, expected plain numbers")
-        return self.weight(name).data
+        return self._load(name).data
 
     def weight(self, name: str) -> Weight:
-        """A matrix, dense or packed as stored; CheckpointError when missing."""
+        """A matrix, dense or packed as stored; CheckpointError when missing or made of codes without scales."""
+        weight = self._load(name)
+        if weight.quantization is None and not mx.issubdtype(weight.data.dtype, mx.floating):
+            raise CheckpointError(
+                f"{self.label}: tensor {name} is stored as {self.info(name).dtype} and has no scales that we know: "
+                "a quantisation that is not supported; use the original model or one quantised for MLX"
+            )
+        return weight
+
+    def _load(self, name: str) -> Weight:
         found = self._find(name)
         if name in self._hosted:
             raise CheckpointError(f"{self.label}: tensor {name} is kept on the host and cannot be loaded as well")

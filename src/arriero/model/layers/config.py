@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arriero.errors import CheckpointError
 
 _MISSING: Any = object()
+LARGEST = 2**31 - 1
+"""Of whole numbers: what a shape and a position of MLX hold."""
 
 # Fields that change a model's numbers, with the values that change nothing. A model that honours one reads it; any
 # other value is refused, because the answers would be wrong without a word.
@@ -62,19 +65,21 @@ class Fields:
         value = self.values.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: Any = _MISSING, *, minimum: int = 1) -> int:
-        """A whole number ≥ `minimum`."""
+    def integer(self, name: str, default: Any = _MISSING, *, minimum: int = 1, maximum: int = LARGEST) -> int:
+        """A whole number from `minimum` to `maximum`."""
         value = self._value(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.wrong(name, f"a whole number of at least {minimum}", value)
+        if value > maximum:
+            raise self.wrong(name, f"at most {maximum}", value)
         return value
 
     def number(self, name: str, default: Any = _MISSING, *, positive: bool = True) -> float:
         """A finite number, > 0 unless `positive` is False."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.wrong(name, "a number", value)
         if positive and value <= 0:
             raise self.wrong(name, "a positive number", value)

@@ -28,7 +28,7 @@ def activation(fields: Fields, name: str, *, default: Activation) -> Activation:
     value = fields.get(name)
     if value is None:
         return default
-    if value not in ACTIVATIONS:
+    if not isinstance(value, str) or value not in ACTIVATIONS:
         raise fields.wrong(name, "one of " + ", ".join(ACTIVATIONS), value)
     return ACTIVATIONS[value]
 

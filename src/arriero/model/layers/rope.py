@@ -13,7 +13,7 @@ import numpy as np
 from arriero.errors import CheckpointError
 from arriero.kernels.rope import rope
 from arriero.model.contract import Batch
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import LARGEST, Fields
 
 BLOCK = 1024
 """Positions of one block of a table."""
@@ -88,7 +88,7 @@ class RopeConfig:
         """From one object of parameters, checked."""
         fields = Fields(values, f"config.json: {where}")
         kind = fields.get("rope_type") or fields.get("type") or "default"
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise CheckpointError(
                 f"config.json: {where} asks for rope type {kind!r}, which is not supported (known: {', '.join(KINDS)})"
             )
@@ -110,7 +110,7 @@ class RopeConfig:
         original, factor = values.get("original_max_position_embeddings"), values.get("factor")
         if self.kind != "yarn" or not original or not factor:
             return 0
-        return int(original * factor)
+        return int(min(original * factor, LARGEST))
 
     def frequencies(self, head_dim: int) -> tuple[np.ndarray, float]:
         """Inverse frequencies, float64 `[R / 2]`, and the magnitude that multiplies the rotated elements."""

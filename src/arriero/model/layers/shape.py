@@ -14,6 +14,9 @@ from arriero.model.layers.config import Fields
 from arriero.model.layers.rope import RopeConfig
 
 LayerType = Literal["full_attention", "sliding_attention"]
+MAX_LAYERS = 4096
+MAX_HEAD_DIM = 1 << 16
+"""Far above any model: what a damaged configuration may ask memory for, before a tensor contradicts it."""
 LAYER_TYPES: tuple[LayerType, LayerType] = ("full_attention", "sliding_attention")
 
 
@@ -64,11 +67,13 @@ class DecoderShape:
             architecture=architecture,
             vocab=fields.integer("vocab_size", *(() if vocab is None else (vocab,))),
             hidden=hidden,
-            layers=fields.integer("num_hidden_layers"),
+            layers=fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
             intermediate=fields.integer("intermediate_size") if dense else 0,
             heads=count,
             kv_heads=kv_heads,
-            head_dim=fields.integer("head_dim", hidden // count if head_dim is None else head_dim),
+            head_dim=fields.integer(
+                "head_dim", hidden // count if head_dim is None else head_dim, maximum=MAX_HEAD_DIM
+            ),
             eps=fields.number("rms_norm_eps", eps),
             context_length=fields.integer("max_position_embeddings", context_length),
             tied=fields.flag("tie_word_embeddings", tied),
