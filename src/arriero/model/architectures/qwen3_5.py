@@ -61,13 +61,14 @@ class Config:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         architecture = check_config(values)
         fields = text_fields(values)
-        moe = fields.has("num_experts") and fields.integer("num_experts", minimum=0) > 0
-        if moe and architecture.startswith("Qwen3_5For"):
-            raise fields.wrong("num_experts", f"0 (or the architecture {architecture.replace('3_5', '3_5Moe')})", moe)
-        layers = fields.integer("num_hidden_layers")
-        sparse = SparseConfig.read(fields, layers, normalise=True) if "Moe" in architecture or moe else None
-        dense = sparse is None or len(sparse.layers) < layers
-        shape = DecoderShape.read(fields, architecture, context_length=32768, head_dim=256, dense=dense)
+        experts = fields.integer("num_experts", 0, minimum=0)
+        if experts and architecture.startswith("Qwen3_5For"):
+            other = architecture.replace("3_5", "3_5Moe")
+            raise fields.wrong("num_experts", f"0 (or the architecture {other})", experts)
+        moe = experts > 0 or "Moe" in architecture
+        mixed = bool(fields.get("mlp_only_layers")) or fields.integer("decoder_sparse_step", 1) > 1
+        shape = DecoderShape.read(fields, architecture, context_length=32768, head_dim=256, dense=mixed or not moe)
+        sparse = SparseConfig.read(fields, shape.layers, normalise=True) if moe else None
         if activation(fields, "hidden_act", default="silu") != "silu":
             raise fields.wrong("hidden_act", "silu", fields.get("hidden_act"))
         if not fields.flag("attn_output_gate", True):
@@ -75,7 +76,7 @@ class Config:
         bias = fields.flag("attention_bias", False)
         config = cls(
             shape=shape,
-            layer_types=read_layer_types(fields, layers),
+            layer_types=read_layer_types(fields, shape.layers),
             attention=AttentionConfig(
                 hidden=shape.hidden,
                 heads=shape.heads,
