@@ -145,6 +145,18 @@ def test_short_prompts_share_a_forward_with_each_other_and_with_decoding_rows(mo
     run(engine)
 
 
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(model):
+    engine = make_engine(model, prefill_chunk=8)
+    engine.submit(submit("long", [5] * 200, 1))
+    engine.step()
+    engine.submit(submit("short", [1, 2, 3], 1))
+    engine.step()
+    assert model.spans == [[(0, 8)], [(8, 6), (0, 2)]]
+    replies = run(engine)
+    assert replies["short"].tokens == plain_loop(model, [1, 2, 3], 1)
+    assert replies["long"].tokens == plain_loop(model, [5] * 200, 1)
+
+
 def test_the_next_forward_is_launched_before_the_last_token_is_read(model, monkeypatch):
     order = order_of_work(model, monkeypatch, ahead=True)
     assert " ".join(order) == "build launch build launch read build launch read read"

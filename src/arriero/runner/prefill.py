@@ -23,16 +23,17 @@ class Chunk:
 
 
 def plan_chunks(rows: Sequence[Row], budget: int) -> list[Chunk]:
-    """Fill one forward's `budget` of prompt tokens, oldest row first; several rows may share it.
+    """Share one forward's `budget` of prompt tokens among the rows that have some left, oldest first in `rows`.
 
-    A row's last prompt token never goes into a chunk: it seeds the decode.
+    Half goes to the oldest row, so that it always gets on; the rest to those with the least left, so that a short
+    prompt need not wait for all of a long one. A row's last prompt token never goes into a chunk: it seeds the decode.
     """
-    chunks = []
-    for row in rows:
-        if budget <= 0:
-            break
-        if row.phase is Phase.PREFILLING:
-            length = min(row.prompt_left, budget)
-            chunks.append(Chunk(row, row.position, length))
-            budget -= length
-    return chunks
+    prefilling = [row for row in rows if row.phase is Phase.PREFILLING]
+    turns = [(row, budget - budget // 2) for row in prefilling[:1]]
+    turns += [(row, budget) for row in sorted(prefilling, key=lambda row: row.prompt_left)]
+    lengths = dict.fromkeys(prefilling, 0)
+    for row, most in turns:
+        length = min(row.prompt_left - lengths[row], most, budget)
+        lengths[row] += length
+        budget -= length
+    return [Chunk(row, row.position, length) for row, length in lengths.items() if length]
