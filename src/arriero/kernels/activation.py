@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import mlx.core as mx
 
 from arriero.kernels import device
 
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
 # 16-bit inputs are computed in float32 and rounded once: a chain of rounded products loses two bits.
+
+
+def gated(activation: Activation, gate: mx.array, up: mx.array) -> mx.array:
+    """`activation(gate) · up`."""
+    if activation == "silu":
+        return swiglu(gate, up)
+    return geglu(gate, up, tanh=activation == "gelu_tanh")
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels import device
+
 
 def take_rows(table: mx.array, ids: mx.array, dtype: mx.Dtype) -> mx.array:
     """Rows `ids` `[T]` of a dense table `[rows, width]`, as `[T, width]` of `dtype`."""
@@ -23,6 +25,20 @@ def take_quantized_rows(
     global_scale: mx.array | None = None,
 ) -> mx.array:
     """The same of a packed table: only the rows that are asked for are decoded, in float32, then cast."""
+    native = device.native()
+    scaled_by_row = global_scale is not None and global_scale.size > 1
+    if native is not None and not scaled_by_row and native.supports(mode, bits, group_size, dtype):
+        return native.take_rows(
+            w,
+            scales,
+            biases,
+            ids,
+            group_size=group_size,
+            bits=bits,
+            mode=mode,
+            global_scale=global_scale,
+            dtype=dtype,
+        )
     rows = dequantize(
         mx.take(w, ids, axis=0),
         mx.take(scales, ids, axis=0),

@@ -109,8 +109,9 @@ class Layer:
 
     def __init__(self, attention: GroupedAttention, mlp: GatedMLP, norms: list[RMSNorm]) -> None:
         self.attention = attention
-        self.mlp = mlp
-        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms
+        before, after, before_mlp, after_mlp = norms
+        attention.surround(before, after)
+        self.mlp = mlp.part(before_mlp, after_mlp)
 
     @classmethod
     def load(
@@ -145,9 +146,7 @@ class Layer:
         return self.attention.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        attended = self.after_attention(self.attention(self.before_attention(x), batch, slot))
-        x, normed = self.before_mlp.of_sum(x, attended)
-        return x + self.after_mlp(self.mlp(normed))
+        return self.mlp(x, self.attention(x, batch, slot))
 
 
 class Model(Decoder):

@@ -8,6 +8,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.kernels.attention import attention
+from arriero.kernels.attention_part import AttentionPart
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.linear import FusedLinear, Linear
@@ -145,6 +146,30 @@ class GroupedAttention:
         self.out = out
         self.query_norm = query_norm
         self.key_norm = key_norm
+        self.surround()
+
+    def surround(self, before: RMSNorm | None = None, after: RMSNorm | None = None) -> None:
+        """Take in the norms that stand before and after it: from now on calls include them."""
+        c = self.config
+
+        def pair(norm: RMSNorm | None) -> tuple[mx.array, float] | None:
+            return None if norm is None else norm.pair
+
+        self.part = AttentionPart(
+            self.qkv.matrices,
+            self.out.matrix,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            c.scale,
+            window=c.window,
+            softcap=c.softcap,
+            interleaved=self.rope.interleaved,
+            before=pair(before),
+            query_norm=pair(self.query_norm),
+            key_norm=pair(self.key_norm),
+            after=pair(after),
+        )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
@@ -184,13 +209,33 @@ class GroupedAttention:
         return SlidingCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype, c.window)
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        c = self.config
-        q, k, v = self.qkv(x)
-        q = q.reshape(-1, c.heads, c.head_dim)
-        k = k.reshape(-1, c.kv_heads, c.head_dim)
-        v = v.reshape(-1, c.kv_heads, c.head_dim)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        q, k = self.rope(q, batch), self.rope(k, batch)
-        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, softcap=c.softcap)
-        return self.out(y.reshape(-1, c.heads * c.head_dim))
+        """`[T, hidden]` to `[T, hidden]`; appends to the spans' caches of `slot`."""
+        lengths, positions = spans(batch)
+        caches = batch.caches(slot)
+        buffers: list[mx.array] = []
+        bases: list[int] = []
+        for length, cache in zip(lengths, caches, strict=True):
+            keys, values, base = cache.reserve(length)
+            buffers += (keys, values)
+            bases.append(base)
+        y, filled = self.part(
+            x,
+            self.rope.angles(batch),
+            buffers,
+            lengths=lengths,
+            positions=positions,
+            bases=bases,
+            memo=batch.memo,
+        )
+        for i, (length, cache) in enumerate(zip(lengths, caches, strict=True)):
+            cache.commit(filled[2 * i], filled[2 * i + 1], length)
+        return y
+
+
+def spans(batch: Batch) -> tuple[list[int], list[int]]:
+    """The spans' lengths and first positions, collected once a forward."""
+    found: tuple[list[int], list[int]] | None = batch.memo.get("spans")
+    if found is None:
+        found = [span.length for span in batch.spans], [span.position for span in batch.spans]
+        batch.memo["spans"] = found
+    return found

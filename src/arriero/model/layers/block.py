@@ -9,6 +9,7 @@ import mlx.core as mx
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import GroupedAttention
+from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
 
 
@@ -28,6 +29,8 @@ class PreNormBlock:
         self.feed_forward = feed_forward
         self.before = before
         self.between = between
+        attention.surround(before)
+        self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
 
     @classmethod
     def load(
@@ -53,5 +56,8 @@ class PreNormBlock:
         return self.attention.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        x, normed = self.between.of_sum(x, self.attention(self.before(x), batch, slot))
+        branch = self.attention(x, batch, slot)
+        if self.gated is not None:
+            return self.gated(x, branch)
+        x, normed = self.between.of_sum(x, branch)
         return x + self.feed_forward(normed)

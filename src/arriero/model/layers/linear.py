@@ -9,21 +9,19 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
-from arriero.kernels.matmul import matmul
-from arriero.kernels.quantized_matmul import quantized_matmul
+from arriero.kernels.matrix import Matrix
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.weight import Weight, concatenate_rows
 
 
-def product(x: mx.array, weight: Weight) -> mx.array:
-    """`x @ weight.T` for x `[..., in]`, in x's dtype, global scale included."""
-    if weight.quantization is None:
-        return matmul(x, weight.data)
+def matrix(weight: Weight, bias: mx.array | None = None) -> Matrix:
+    """A weight as kernels take it, global scale included."""
+    how = weight.quantization
+    if how is None:
+        return Matrix(weight.data, bias=bias)
     if weight.scales is None:
         raise CheckpointError("a packed matrix has no scales")
-    how = weight.quantization
-    return quantized_matmul(
-        x,
+    return Matrix(
         weight.data,
         weight.scales,
         weight.biases,
@@ -31,7 +29,13 @@ def product(x: mx.array, weight: Weight) -> mx.array:
         bits=how.bits,
         mode=how.mode,
         global_scale=weight.global_scale,
+        bias=bias,
     )
+
+
+def product(x: mx.array, weight: Weight) -> mx.array:
+    """`x @ weight.T` for x `[..., in]`, in x's dtype, global scale included."""
+    return matrix(weight)(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,13 @@ class Linear:
             expect_shape(name, tuple(vector.shape), (weight.shape[0],))
         return cls(weight, vector)
 
+    @property
+    def matrix(self) -> Matrix:
+        """As kernels take it."""
+        return matrix(self.weight, self.bias)
+
     def __call__(self, x: mx.array) -> mx.array:
-        y = product(x, self.weight)
-        return y if self.bias is None else y + self.bias
+        return self.matrix(x)
 
 
 class FusedLinear:
@@ -87,6 +95,11 @@ class FusedLinear:
         else:
             vectors = [b for b in biases if b is not None]
             self.parts = [Linear(joined, mx.concatenate(vectors) if vectors else None)]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """As kernels take them: one, or one a part."""
+        return [part.matrix for part in self.parts]
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         if len(self.parts) > 1:

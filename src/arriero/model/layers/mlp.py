@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 import mlx.core as mx
 
-from arriero.kernels.activation import geglu, swiglu
+from arriero.kernels.activation import Activation, gated
+from arriero.kernels.gated_part import GatedPart
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import FusedLinear, Linear
+from arriero.model.layers.norm import RMSNorm
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+__all__ = ["ACTIVATIONS", "Activation", "GatedMLP", "activation", "gated"]
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -31,13 +33,6 @@ def activation(fields: Fields, name: str, *, default: Activation) -> Activation:
     if not isinstance(value, str) or value not in ACTIVATIONS:
         raise fields.wrong(name, "one of " + ", ".join(ACTIVATIONS), value)
     return ACTIVATIONS[value]
-
-
-def gated(activation: Activation, gate: mx.array, up: mx.array) -> mx.array:
-    """`activation(gate) · up`."""
-    if activation == "silu":
-        return swiglu(gate, up)
-    return geglu(gate, up, tanh=activation == "gelu_tanh")
 
 
 class GatedMLP:
@@ -71,3 +66,13 @@ class GatedMLP:
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = self.gate_up(x)
         return self.down(gated(self.activation, gate, up))
+
+    def part(self, before: RMSNorm, after: RMSNorm | None = None) -> GatedPart:
+        """With the norms around it and the residual sum, as one operation."""
+        return GatedPart(
+            before.pair,
+            self.gate_up.matrices,
+            self.down.matrix,
+            self.activation,
+            None if after is None else after.pair,
+        )

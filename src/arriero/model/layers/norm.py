@@ -45,6 +45,11 @@ class RMSNorm:
             baked = checkpoint.dialect == "gguf"
         return cls(gain if baked else gain + 1, eps)
 
+    @property
+    def pair(self) -> tuple[mx.array, float]:
+        """The gain and the epsilon."""
+        return self.gain, self.eps
+
     def __call__(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.gain, self.eps)
 

@@ -152,10 +152,15 @@ class Rope:
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """x `[T, heads, D]`, rotated, in its dtype."""
+        return rope(x, self.angles(batch), interleaved=self.interleaved)
+
+    def angles(self, batch: Batch) -> mx.array:
+        """The table of a batch's tokens, made once a forward."""
         key = ("rope", id(self))
-        if key not in batch.memo:
-            batch.memo[key] = mx.array(self.table(batch.positions))
-        return rope(x, batch.memo[key], interleaved=self.interleaved)
+        found: mx.array | None = batch.memo.get(key)
+        if found is None:
+            found = batch.memo[key] = mx.array(self.table(batch.positions))
+        return found
 
     def table(self, positions: np.ndarray) -> np.ndarray:
         """Cosines and sines, float32 `[T, R / 2, 2]`, of absolute positions `[T]`."""

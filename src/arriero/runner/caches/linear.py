@@ -78,10 +78,26 @@ class LinearCache(ABC):
         self._check(keys, values, length)
         start, end = self._offset, self._offset + length
         self._write(keys, values, start, end)
-        if self._schedule:
-            self._schedule.cross(end, self._capture)
+        self._cross()
         first = self._first_for(start)
         return *self.range(first, end), first
+
+    def reserve(self, length: int) -> tuple[mx.array, mx.array, int]:
+        """Room for the next `length` positions: the whole buffers, and the position of their first slot.
+
+        For a kernel that writes keys and values itself: it hands what it made of the buffers to `commit`, and nobody
+        uses these arrays afterwards.
+        """
+        self._make_room(self._offset, self._offset + length)
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys, self._values, self._base
+
+    def commit(self, keys: mx.array, values: mx.array, length: int) -> None:
+        """Take over the buffers of `reserve` with `length` more positions in them."""
+        self._keys, self._values = keys, values
+        self._offset += length
+        self._cross()
 
     def view(self, position: int | None = None) -> tuple[mx.array, mx.array, int]:
         """What queries from `position` on (default: the last) may look at, without a write.
@@ -158,16 +174,24 @@ class LinearCache(ABC):
 
     def _write(self, keys: mx.array, values: mx.array, start: int, end: int) -> None:
         """Put positions `[start, end)` into the buffers, after copying out what that overwrites; sets the offset."""
-        if self._lazy:
-            self._protect(start, end)
-        if end - self._base > self._capacity:
-            self._move(start, end)
+        self._make_room(start, end)
         assert self._keys is not None
         assert self._values is not None
         self._keys = append(self._keys, keys, start - self._base)
         if self._value_dim:
             self._values = append(self._values, values, start - self._base)
         self._offset = end
+
+    def _make_room(self, start: int, end: int) -> None:
+        """Copy out what a write of `[start, end)` would overwrite, and have buffers that it fits."""
+        if self._lazy:
+            self._protect(start, end)
+        if end - self._base > self._capacity:
+            self._move(start, end)
+
+    def _cross(self) -> None:
+        if self._schedule:
+            self._schedule.cross(self._offset, self._capture)
 
     def _protect(self, start: int, end: int) -> None:
         """Copy out every lazy snapshot that overlaps `[start, end)`.

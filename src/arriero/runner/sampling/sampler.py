@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from arriero.kernels.topk import argmax
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.sampling.distribution import Distribution
 from arriero.runner.sampling.history import History
@@ -181,11 +182,12 @@ class Sampler:
         return found
 
     def _draw(self, group: _Group, logits: mx.array) -> mx.array:
-        scores = logits.astype(mx.float32)
+        # A cast to float32 does not change which score is the largest.
+        scores = logits if group.parameters.greedy else logits.astype(mx.float32)
         if group.lines is not None:
-            scores = penalise(scores, self._history.tokens(group.lines), group.parameters)
+            scores = penalise(scores.astype(mx.float32), self._history.tokens(group.lines), group.parameters)
         if group.parameters.greedy:
-            tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
+            tokens = argmax(scores).astype(mx.int32)
         else:
             source = distribution(scores, group.parameters)
             tokens = source.draw(keys([stream.next() for stream in group.streams]))

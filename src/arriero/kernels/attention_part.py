@@ -1,0 +1,140 @@
+"""The attention half of a decoder's layer: one operation on the CPU, a dozen elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from arriero.kernels import device
+from arriero.kernels.append import append
+from arriero.kernels.attention import attention
+from arriero.kernels.matrix import Matrix, products
+from arriero.kernels.rms_norm import rms_norm
+from arriero.kernels.rope import rope
+
+Norm = tuple[mx.array, float]
+"""A gain and an epsilon."""
+
+
+@dataclass(eq=False, slots=True)
+class AttentionPart:
+    """Norm, products, norms of heads, rotation, append, causal attention, product, norm; each norm may be missing.
+
+    The rows of `qkv`, one matrix after another, are the heads of q, of k and of v.
+    """
+
+    qkv: Sequence[Matrix]
+    out: Matrix
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    interleaved: bool = False
+    before: Norm | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    after: Norm | None = None
+    _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        x: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, Sequence[mx.array]]:
+        """x `[T, hidden]` to the result `[T, hidden]` and the buffers with the new tokens in them.
+
+        `lengths[i]` tokens belong to span i and stand from absolute position `positions[i]` on. `buffers` holds its
+        keys and values, `[1, kv_heads, capacity, head_dim]`, one span after another; they begin at position `bases[i]`,
+        have room for the new tokens, and are given up as `append` says. `angles` are those of `rope`, None for no
+        rotation; `memo` is what the layers of one forward share.
+        """
+        handle = self._handle(x.dtype) if buffers[0].dtype == x.dtype else None
+        if handle is not None:
+            y, *buffers = handle(x, angles, buffers, lengths, positions, bases)
+            return y, buffers
+        return self.graph(x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+
+    def graph(
+        self,
+        x: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The same, one operation after another."""
+        size = self.head_dim
+        normed = x if self.before is None else rms_norm(x, *self.before)
+        widths = [self.heads * size, self.kv_heads * size, self.kv_heads * size]
+        q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in products(normed, self.qkv, widths))
+        if self.query_norm is not None:
+            q = rms_norm(q, *self.query_norm)
+        if self.key_norm is not None:
+            k = rms_norm(k, *self.key_norm)
+        if angles is not None:
+            q, k = (rope(heads, angles, interleaved=self.interleaved) for heads in (q, k))
+        # One transposition for all rows; a row that is alone needs no slice.
+        new = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
+        filled: list[mx.array] = []
+        held: list[mx.array] = []
+        first = 0
+        for i, (length, position, base) in enumerate(zip(lengths, positions, bases, strict=True)):
+            for buffer, tokens in zip(buffers[2 * i : 2 * i + 2], new, strict=True):
+                part = tokens if length == x.shape[0] else tokens[:, :, first : first + length]
+                filled.append(append(buffer, part, position - base))
+                held.append(filled[-1][..., : position + length - base, :])
+            first += length
+        y = attention(
+            q,
+            held[0::2],
+            held[1::2],
+            scale=self.scale,
+            lengths=lengths,
+            positions=positions,
+            bases=bases,
+            window=self.window,
+            softcap=self.softcap,
+            memo=memo,
+        )
+        y = self.out(y.reshape(-1, self.heads * size))
+        return y if self.after is None else rms_norm(y, *self.after), filled
+
+    def _handle(self, dtype: mx.Dtype) -> Any:
+        """The extension's version, made once; None where there is none for this device or these formats."""
+        native = device.native()
+        if native is None:
+            return None
+        if dtype not in self._handles:
+            matrices = [matrix.handle(native, dtype) for matrix in (*self.qkv, self.out)]
+            self._handles[dtype] = None
+            if all(matrix is not None for matrix in matrices):
+                self._handles[dtype] = native.attention_part(
+                    before=self.before,
+                    qkv=matrices[:-1],
+                    query_norm=self.query_norm,
+                    key_norm=self.key_norm,
+                    out=matrices[-1],
+                    after=self.after,
+                    heads=self.heads,
+                    kv_heads=self.kv_heads,
+                    head_dim=self.head_dim,
+                    scale=self.scale,
+                    softcap=self.softcap,
+                    window=self.window,
+                    interleaved=self.interleaved,
+                )
+        return self._handles[dtype]

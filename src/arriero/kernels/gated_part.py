@@ -1,0 +1,62 @@
+"""The feed-forward half of a decoder's layer: one operation on the CPU, half a dozen elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from arriero.kernels import device
+from arriero.kernels.activation import Activation, gated
+from arriero.kernels.attention_part import Norm
+from arriero.kernels.matrix import Matrix, products
+from arriero.kernels.rms_norm import add_rms_norm, rms_norm
+
+
+@dataclass(eq=False, slots=True)
+class GatedPart:
+    """`h + after(down(activation(gate) · up))` with `h = x + branch`, gate and up being products of `before(h)`.
+
+    The rows of `gate_up`, one matrix after another, are those of gate and of up. `after` may be missing.
+    """
+
+    before: Norm
+    gate_up: Sequence[Matrix]
+    down: Matrix
+    activation: Activation
+    after: Norm | None = None
+    _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+
+    def __call__(self, x: mx.array, branch: mx.array) -> mx.array:
+        """x and branch `[T, hidden]` of one dtype; the result is of it too."""
+        handle = self._handle(x.dtype) if branch.dtype == x.dtype else None
+        y: mx.array = self.graph(x, branch) if handle is None else handle(x, branch)
+        return y
+
+    def graph(self, x: mx.array, branch: mx.array) -> mx.array:
+        """The same, one operation after another."""
+        x, normed = add_rms_norm(x, branch, *self.before)
+        width = sum(matrix.rows for matrix in self.gate_up) // 2
+        gate, up = products(normed, self.gate_up, [width, width])
+        y = self.down(gated(self.activation, gate, up))
+        return x + (y if self.after is None else rms_norm(y, *self.after))
+
+    def _handle(self, dtype: mx.Dtype) -> Any:
+        """The extension's version, made once; None where there is none for this device or these formats."""
+        native = device.native()
+        if native is None or self.activation == "gelu":
+            return None
+        if dtype not in self._handles:
+            matrices = [matrix.handle(native, dtype) for matrix in (*self.gate_up, self.down)]
+            self._handles[dtype] = None
+            if all(matrix is not None for matrix in matrices):
+                self._handles[dtype] = native.gated_part(
+                    before=self.before,
+                    gate_up=matrices[:-1],
+                    down=matrices[-1],
+                    after=self.after,
+                    gelu=self.activation == "gelu_tanh",
+                )
+        return self._handles[dtype]
