@@ -171,6 +171,12 @@ def test_a_token_with_another_id_than_its_configuration_says_is_an_error(tmp_pat
         Tokenizer.open(folder(tmp_path / "m", tokenizer_config=config))
 
 
+@pytest.mark.parametrize("entry", ["²", "9999"])
+def test_added_tokens_that_make_no_sense_are_passed_over(tmp_path: Path, entry: str) -> None:
+    config = {"added_tokens_decoder": {entry: {"content": 5}}}
+    assert Tokenizer.open(folder(tmp_path / "m", tokenizer_config=config)).encode("a")
+
+
 def test_a_stored_model_of_layers_reads_the_same_files(tmp_path: Path) -> None:
     source = folder(tmp_path / "m", generation_config={"eos_token_id": fixture_id("<|im_end|>")})
     files = {name: str(Path(source.path, name)) for name in ("tokenizer.json", "generation_config.json")}

@@ -140,6 +140,11 @@ def test_wrong_byte_level_metadata_is_an_error_that_names_the_key(change: dict[s
     [
         ({"tokenizer.ggml.scores": [0.0]}, "scores"),
         ({"tokenizer.ggml.unknown_token_id": 10**6}, "unknown_token_id"),
+        (
+            {f"tokenizer.ggml.{key}": [item] for key, item in (("tokens", "a" * 500_000), ("scores", 0.0))}
+            | {"tokenizer.ggml.token_type": [1], "tokenizer.ggml.unknown_token_id": 0},
+            "piece 0 has 500000 characters",
+        ),
     ],
 )
 def test_wrong_sentencepiece_metadata_is_an_error_that_names_the_key(change: dict[str, Any], message: str) -> None:

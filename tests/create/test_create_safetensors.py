@@ -193,6 +193,18 @@ def test_a_missing_tokenizer_or_configuration_is_refused(store, tmp_path):
     refused(store, folder, InvalidRequest, "config.json is missing; found ")
 
 
+def test_a_tokenizer_of_another_model_is_refused_but_added_tokens_may_have_no_row(store, tmp_path):
+    embedding = "model.embed_tokens.weight"
+    for rows in (256, 255):
+        held = tensors() | {embedding: tensors()[embedding][:rows]}
+        folder = write_folder(tmp_path / str(rows), {"model.safetensors": held}, config={"vocab_size": rows})
+        if rows == 256:
+            make(store, folder)
+            store.delete("m")
+        else:
+            refused(store, folder, CheckpointError, "tokenizer.json has 256 tokens, config.json a vocab_size of 255")
+
+
 def test_other_names_than_model_are_not_guessed(store, tmp_path):
     folder = write_folder(tmp_path / "m", {"llama.safetensors": tensors()})
     refused(store, folder, InvalidRequest, r"expected model.safetensors or shards .* found .*llama.safetensors")

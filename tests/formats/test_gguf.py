@@ -118,6 +118,13 @@ def test_other_files_are_refused_by_text(opened, data, message):
         opened(data)
 
 
+def test_numbers_count_towards_the_elements_of_a_header(opened, monkeypatch):
+    monkeypatch.setattr("arriero.formats.gguf.MAX_ELEMENTS", 100)
+    data = gguf_bytes({"general.architecture": "x", "numbers": [1] * 101}, {})
+    with pytest.raises(CheckpointError, match="numbers: 101 values"):
+        opened(data)
+
+
 def test_a_missing_file_says_what_to_do(tmp_path):
     with pytest.raises(CheckpointError, match=r"absent\.gguf: the file is missing; pull"):
         GGUFFile(tmp_path / "absent.gguf")

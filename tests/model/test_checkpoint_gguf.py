@@ -107,7 +107,9 @@ def test_every_end_token_is_listed(tmp_path):
             {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32768},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
         ),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 0.0}, None),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, {"rope_type": "longrope", "factor": 4.0}),
+        ({"rope.scaling.type": "longrope"}, {"rope_type": "longrope", "factor": 1.0}),
     ],
 )
 def test_rope_scaling_is_told_as_hugging_face_does(tmp_path, keys, scaling):
@@ -262,6 +264,9 @@ def test_unknown_tensors_are_listed_and_stay_unused(tmp_path):
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "unusable value -1.0"),
         ({"llama.context_length": -5}, "unusable value -5"),
         ({"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}, "a part of the head"),
+        ({"llama.attention.scale": 0.5}, r"llama\.attention\.scale is 0\.5, which is not supported"),
+        ({"llama.attention.causal": False}, r"llama\.attention\.causal is False"),
+        ({"tokenizer.ggml.tokens": ["a"] * 1000}, "the vocabulary has 1000 tokens and token_embd.weight"),
     ],
 )
 def test_metadata_that_make_no_sense_are_refused_by_key(tmp_path, change, message):
@@ -275,6 +280,12 @@ def test_a_model_without_embedding_and_rows_that_are_no_heads_are_refused(tmp_pa
         open_bytes(tmp_path, keys_of("llama"), {})
     with pytest.raises(CheckpointError, match=r"attn_q\.weight has 63 rows for 4 heads"):
         open_bytes(tmp_path, keys_of("llama"), EMBEDDING | {"blk.0.attn_q.weight": encode("F32", ROWS[:63])})
+
+
+def test_a_huge_table_of_rope_factors_is_refused_unread(tmp_path):
+    factors = {"rope_freqs.weight": encode("F32", np.ones(5000, np.float32))}
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight holds 5000 factors"):
+        open_bytes(tmp_path, keys_of("llama"), EMBEDDING | factors)
 
 
 def test_a_type_without_weights_is_refused_when_opened(tmp_path):

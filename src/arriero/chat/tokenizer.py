@@ -34,6 +34,8 @@ class Tokenizer:
         self._added = {index: token.content for index, token in added.items()}
         self._bytes: dict[int, bytes] = {}
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
+        self.model_size: int = core.get_vocab_size(with_added_tokens=False)
+        """Tokens of the model's own vocabulary, without those added beside it."""
         self.control_ids = frozenset(index for index, token in added.items() if token.special)
         """Tokens whose text means something to the model; `special=False` never makes them from text."""
         self.bos_id = _special_id(self, files, "bos")
@@ -167,9 +169,9 @@ def _add_missing(core: tokenizers.Tokenizer, declared: Any) -> None:
     """Add tokens that only `tokenizer_config.json` knows, in the order of their ids."""
     if not isinstance(declared, dict):
         return
-    for key in sorted((key for key in declared if key.isdigit()), key=int):
+    for key in sorted((key for key in declared if key.isdecimal()), key=int):
         entry = declared[key]
-        content = entry.get("content") if isinstance(entry, dict) else None
+        content = token_content(entry) if isinstance(entry, dict) else None
         if not content or core.token_to_id(content) is not None:
             continue
         flags = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}

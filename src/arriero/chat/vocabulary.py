@@ -18,6 +18,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
 
 _SPACE = "▁"
+_LONGEST = 1000
+"""Characters of a piece that is made of others; the time to find its parts grows with the square."""
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -122,8 +124,12 @@ def merges_from_scores(
 
     SentencePiece joins the two neighbours whose joined piece scores highest. That is BPE with one merge for each way to
     divide a piece into two pieces, ranked by the piece's score; divisions of one piece rank by the ids of their parts.
+    Raises CheckpointError for a piece of more than a thousand characters.
     """
     usable = {token: index for token, index in vocabulary.items() if types[index] in (NORMAL, UNUSED)}
+    for token, index in usable.items():
+        if len(token) > _LONGEST:
+            raise CheckpointError(f"tokenizer.ggml.tokens: piece {index} has {len(token)} characters: not a vocabulary")
     ranked = [index for token, index in usable.items() if len(token) > 1]
     ranked.sort(key=lambda index: -scores[index])
     merges: list[tuple[str, str]] = []

@@ -25,7 +25,7 @@ from arriero.create.kinds import refuse, sniff
 from arriero.create.plan import Plan, make_plan
 from arriero.create.request import CreateRequest, check_parameters, check_request
 from arriero.create.write import write_tensor
-from arriero.errors import InvalidRequest, UnsupportedFeature
+from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
 from arriero.model.architectures import check_config
 from arriero.modelfile import parse
 from arriero.options import OBSOLETE
@@ -196,6 +196,7 @@ def _from_safetensors(build: Build, request: CreateRequest, paths: dict[str, Pat
     inventory = take_inventory(paths)
     check_config(inventory.config)
     text = _open_text(TextFiles(inventory.documents | inventory.texts, {}), request.template)
+    _check_vocabulary(inventory, text)
     plan = make_plan(inventory)
     progress({"status": f"importing {len(plan.blobs)} tensors as they are ({plan.file_type})"})
     layers = _write_tensors(build, plan, progress)
@@ -203,6 +204,21 @@ def _from_safetensors(build: Build, request: CreateRequest, paths: dict[str, Pat
         for name, path in kept.items():
             layers.append(_add(build, path.read_bytes(), media_type, progress, name))
     return _Origin(layers, _describe_safetensors(inventory, plan), text)
+
+
+def _check_vocabulary(inventory: Inventory, text: ModelText) -> None:
+    """Refuse a tokenizer of another model: its own tokens must have rows (added ones may have none: Gemma's images)."""
+    rows, tokens = _facts(inventory.config).get("vocab_size"), text.tokenizer.model_size
+    if isinstance(rows, int) and tokens > rows:
+        raise CheckpointError(
+            f"tokenizer.json has {tokens} tokens, config.json a vocab_size of {rows}; they do not belong together"
+        )
+
+
+def _facts(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model, which some models nest."""
+    text = config.get("text_config")
+    return config | (text if isinstance(text, dict) else {})
 
 
 def _write_tensors(build: Build, plan: Plan, progress: Progress) -> list[Layer]:
@@ -225,8 +241,7 @@ def _write_tensors(build: Build, plan: Plan, progress: Progress) -> list[Layer]:
 
 def _describe_safetensors(inventory: Inventory, plan: Plan) -> ConfigBlob:
     family = family_of(inventory.config)
-    text = inventory.config.get("text_config")
-    facts = inventory.config | (text if isinstance(text, dict) else {})
+    facts = _facts(inventory.config)
     context, hidden = facts.get("max_position_embeddings"), facts.get("hidden_size")
     return ConfigBlob(
         model_format="safetensors",

@@ -23,7 +23,7 @@ from arriero.formats.gguf_types import BY_ID, BlockType
 from arriero.formats.mapped import REPAIR, map_file
 
 MAX_ELEMENTS = 1 << 24
-"""Strings and nested arrays that one header may hold; the largest real vocabularies have some hundred thousand."""
+"""Elements of arrays that one header may hold; the largest real vocabularies have some hundred thousand."""
 MAX_ENTRIES = 1 << 20
 MAX_ALIGNMENT = 1 << 20
 MAX_KEY = 65535
@@ -266,7 +266,8 @@ class _Reader:
 
     def _skip(self, kind: int, count: int, key: str, depth: int = 0) -> None:
         if kind in SCALARS:
-            if count * SCALARS[kind].itemsize > self.size - self.position:
+            self.elements += count
+            if count * SCALARS[kind].itemsize > self.size - self.position or self.elements > MAX_ELEMENTS:
                 raise self.fail(f"{key}: {count} values")
             self.position += count * SCALARS[kind].itemsize
             return

@@ -11,6 +11,7 @@ from typing import Any
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile, GGUFTensor
+from arriero.model.gguf_orders import TILED
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -31,7 +32,26 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
 }
 
+_HYBRID = {"qwen3next", "qwen35", "qwen35moe"}
+"""Whose files may say which layers are attention by their numbers of key heads, 0 for the others."""
+
 _EMBEDDING = "token_embd.weight"
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "use_parallel_residual": (False,),
+}
+"""Keys that change a model's numbers and that nothing here honours, with the values that change nothing."""
+_MOST_FACTORS = 4096
+"""Of a rotary table: half a head."""
 
 
 class _Keys:
@@ -78,11 +98,13 @@ class _Keys:
             raise self.unusable(key, value)
         return None if value is None else float(f"{value:.7g}")
 
-    def same_for_all_layers(self, key: str) -> int | None:
-        """A number that may be stored once per layer, if all layers agree."""
+    def same_for_all_layers(self, key: str, *, zeros: bool = False) -> int | None:
+        """A number that may be stored once per layer, if all layers agree (with `zeros`: all that have it)."""
         value = self.get(key, (int, list))
         if not isinstance(value, list):
             return self.integer(key)
+        if zeros:
+            value = [item for item in value if item != 0]
         if not value or any(item != value[0] for item in value):
             raise CheckpointError(f"{self.path}: the key {self.prefix}.{key} differs between layers; not supported")
         first = value[0]
@@ -119,6 +141,13 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
             f"{file.path}: {layers} layers of width {hidden} do not fit {len(tensors)} tensors with "
             f"{_EMBEDDING} of shape {list(embedding.shape)}; pull the model again"
         )
+    tokens = file.metadata.array_length(_TOKENS) if _TOKENS in file.metadata else None
+    if tokens is not None and tokens > embedding.shape[0]:
+        raise CheckpointError(
+            f"{file.path}: the vocabulary has {tokens} tokens and {_EMBEDDING} {embedding.shape[0]} rows; "
+            "they do not belong together, pull the model again"
+        )
+    _refuse_unhonoured(keys)
     head_dim = keys.integer("attention.key_length") or keys.integer("rope.dimension_count") or hidden // heads
     if not head_dim:
         raise CheckpointError(f"{file.path}: {heads} heads do not fit a width of {hidden}; pull the model again")
@@ -128,7 +157,8 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.same_for_all_layers("attention.head_count_kv") or heads,
+        "num_key_value_heads": keys.same_for_all_layers("attention.head_count_kv", zeros=architecture in _HYBRID)
+        or heads,
         "head_dim": head_dim,
         "max_position_embeddings": keys.need("context_length"),
         "vocab_size": embedding.shape[0],
@@ -155,6 +185,16 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     return config
 
 
+def _refuse_unhonoured(keys: _Keys) -> None:
+    for key, neutral in _NEUTRAL.items():
+        value = keys.metadata.get(f"{keys.prefix}.{key}")
+        if value is not None and value not in neutral:
+            raise CheckpointError(
+                f"{keys.path}: the key {keys.prefix}.{key} is {value!r:.60}, which is not supported: "
+                "running the model would give wrong answers"
+            )
+
+
 def _is_half(tensors: Iterable[GGUFTensor]) -> bool:
     """Whether most bytes are float16 numbers."""
     sizes = {True: 0, False: 0}
@@ -179,13 +219,15 @@ def _rope_scaling(keys: _Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, A
     if factors is not None:
         if factors.type.name not in ("F32", "F16"):
             raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight is {factors.type.name}, expected F32")
+        if math.prod(factors.shape) > _MOST_FACTORS:
+            raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight holds {math.prod(factors.shape)} factors")
         values = [float(value) for value in factors.dense().reshape(-1)]
         if not all(math.isfinite(value) and value > 0 for value in values):
             raise CheckpointError(f"{keys.path}: tensor rope_freqs.weight holds unusable factors ({values[:4]}, …)")
         return {"rope_type": "llama3_factors", "factors": values}
     kind = keys.get("rope.scaling.type", str)
-    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear")
-    if kind == "none" or not factor or factor == 1.0:
+    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear") or 1.0
+    if kind == "none" or (kind in (None, "linear", "yarn") and factor == 1.0):
         return None
     if kind in (None, "linear"):
         return {"rope_type": "linear", "factor": factor}
@@ -221,6 +263,8 @@ def _qwen2(keys: _Keys, config: dict[str, Any]) -> None:
 
 def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
     normed = keys.get("expert_weights_norm", bool)
+    if normed is None:
+        normed = keys.get("norm_top_k_prob", bool)
     config |= {
         "num_experts": keys.need("expert_count"),
         "num_experts_per_tok": keys.need("expert_used_count"),
@@ -253,7 +297,12 @@ def _qwen35(keys: _Keys, config: dict[str, Any]) -> None:
         "linear_value_head_dim": width // heads,
         "full_attention_interval": keys.integer("full_attention_interval") or 4,
     }
+    tiled = keys.get("ssm.v_head_reordered", bool)
+    config[TILED] = keys.prefix != "qwen3next" if tiled is None else tiled
     recurrent = keys.get("attention.recurrent_layers", list)
+    counts = keys.get("attention.head_count_kv", (int, list))
+    if recurrent is None and isinstance(counts, list):
+        recurrent = [count == 0 for count in counts]
     if recurrent is not None:
         if len(recurrent) < layers or not all(isinstance(flag, int) for flag in recurrent):
             raise keys.unusable("attention.recurrent_layers", recurrent)
