@@ -210,9 +210,10 @@ async def test_a_runner_that_swallows_an_interrupt_while_it_starts_is_stopped_at
 async def test_stopping_a_load_whose_runner_does_not_read_its_configuration_leaves_no_process(make):
     scheduler = make(command=[sys.executable, "-c", "import time; time.sleep(60)"])
     request = LoadRequest(key="a", name="a", source=FolderSource("x" * 1_000_000), weight_bytes=1)
+    others = set(psutil.Process().children())
     lease = asyncio.create_task(scheduler.lease(request))
-    await until(lambda: psutil.Process().children())
-    children = psutil.Process().children()
+    await until(lambda: set(psutil.Process().children()) - others)
+    children = set(psutil.Process().children()) - others
     await asyncio.sleep(0.05)
     await scheduler.unload("a")
     assert not [child for child in children if child.is_running()]
