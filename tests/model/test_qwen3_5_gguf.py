@@ -92,7 +92,8 @@ def stored(name: str, values: np.ndarray, config: dict[str, Any], architecture: 
         return f"{top[name.removesuffix('.weight')]}.weight", values
     suffixless = {there: here for here, there in PARAMETERS.items()}
     if layer[2] in suffixless:
-        return f"blk.{layer[1]}.{suffixless[layer[2]]}", values
+        suffix = ".bias" if layer[2].endswith("bias") else ""
+        return f"blk.{layer[1]}.{suffixless[layer[2]]}{suffix}", values
     return f"blk.{layer[1]}.{modules[layer[2].removesuffix('.weight')]}.weight", values
 
 
@@ -144,6 +145,50 @@ def test_a_gguf_file_gives_the_logits_of_the_folder(
         expected = file["logits"]
     np.testing.assert_allclose(whole(load_model(opened, mx.float32), ids(name)), expected, rtol=0, atol=2e-4)
     assert not caplog.records
+
+
+def test_a_file_may_say_its_layers_by_their_key_heads_and_hold_the_vision_tower(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another converter's spelling: counts of key heads by layer, a flag for the order of heads, no suffix of dt."""
+    folder = MemoryCheckpoint.golden(GOLDENS / "qwen3_5")
+    keys = metadata(folder.config, "qwen35")
+    del keys["qwen35.attention.recurrent_layers"]
+    keys |= {"qwen35.attention.head_count_kv": [0, 0, 2], "qwen35.ssm.v_head_reordered": True}
+    tensors = {k.removesuffix(".bias"): encode("F32", v) for k, v in file_tensors(folder, "qwen35").items()}
+    tensors["v.blk.0.attn_q.weight"] = encode("F32", np.ones((4, 32), np.float32))
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(keys, tensors))
+    opened = Checkpoint.open(GGUFSource((str(tmp_path / "model.gguf"),)))
+    with caplog.at_level(logging.INFO):
+        found = whole(load_model(opened, mx.float32), ids("qwen3_5"))
+    with np.load(GOLDENS / "qwen3_5" / "golden.npz") as file:
+        np.testing.assert_allclose(found, file["logits"], rtol=0, atol=2e-4)
+    assert "images are refused (1 tensors)" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_heads_that_a_file_says_are_neighbours_stay_where_they_are(tmp_path: Path) -> None:
+    config = MemoryCheckpoint.golden(GOLDENS / "qwen3_5_moe").config
+    tensors = file_tensors(MemoryCheckpoint.golden(GOLDENS / "qwen3_5_moe"), "qwen3next")
+    keys = metadata(config, "qwen35moe") | {"qwen35moe.ssm.v_head_reordered": False}
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(keys, {k: encode("F32", v) for k, v in tensors.items()}))
+    opened = Checkpoint.open(GGUFSource((str(tmp_path / "model.gguf"),)))
+    with np.load(GOLDENS / "qwen3_5_moe" / "golden.npz") as file:
+        expected = file["logits"]
+    np.testing.assert_allclose(whole(load_model(opened, mx.float32), ids("qwen3_5_moe")), expected, rtol=0, atol=2e-4)
+
+
+def test_gate_and_up_of_the_experts_may_be_one_tensor(tmp_path: Path) -> None:
+    config = MemoryCheckpoint.golden(GOLDENS / "qwen3_5_moe").config
+    tensors = file_tensors(MemoryCheckpoint.golden(GOLDENS / "qwen3_5_moe"), "qwen35moe")
+    for layer in range(2):
+        gate, up = (tensors.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
+        tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate([gate, up], axis=1)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata(config, "qwen35moe"), {k: encode("F32", v) for k, v in tensors.items()}))
+    found = whole(load_model(Checkpoint.open(GGUFSource((str(path),))), mx.float32), ids("qwen3_5_moe"))
+    with np.load(GOLDENS / "qwen3_5_moe" / "golden.npz") as file:
+        np.testing.assert_allclose(found, file["logits"], rtol=0, atol=2e-4)
 
 
 def test_layers_of_the_head_for_drafts_are_left_out_with_a_word(

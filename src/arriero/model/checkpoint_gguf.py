@@ -59,7 +59,7 @@ def _order(architecture: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> 
     try:
         return Order(
             row_order(architecture, tensor.name, tensor.shape, config),
-            column_order(architecture, tensor.name, tensor.shape, config),
+            column_order(tensor.name, tensor.shape, config),
         )
     except CheckpointError as error:
         raise CheckpointError(f"{tensor.file.path}: {error}") from error

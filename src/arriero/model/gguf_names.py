@@ -30,6 +30,7 @@ _MOE = {
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 _SHARED = {
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -65,14 +66,14 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
 }
 """Per GGUF architecture: a layer's module → the Hugging Face module."""
 
-PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
-"""Tensors of a layer whose Hugging Face names have no suffix; `ssm_a` holds −exp(A_log)."""
+PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"}
+"""Tensors of a layer whose Hugging Face names have no suffix; `ssm_a` holds −exp(A_log), and `ssm_dt` may be a bias."""
 
 CONSUMED = re.compile(r"^(rope_freqs|blk\.\d+\.(rope_freqs|attn_rot_embd))\.weight$")
 """Rotary tables: read into the configuration, or made anew by every architecture."""
 
 _LAYER = re.compile(r"^blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)$")
-_PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt\.bias)$")
+_PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt)(?:\.bias)?$")
 
 
 def hugging_face_name(architecture: str, name: str) -> str:

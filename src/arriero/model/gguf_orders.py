@@ -12,8 +12,8 @@ from arriero.errors import CheckpointError
 from arriero.formats.mapped import REPAIR
 
 _LAYER = re.compile(r"^blk\.\d+\.([a-z0-9_]+)(?:\.(?:weight|bias))?$")
-_TILED = {"qwen35", "qwen35moe"}
-"""Architectures whose value heads go round the key heads; elsewhere those of one key head are neighbours."""
+TILED = "linear_value_heads_tiled"
+"""Field of a configuration made from a file whose value heads go round the key heads (not: neighbours by key head)."""
 _ONE_PER_HEAD = {"ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"}
 _AFTER_KEYS = {"attn_qkv", "ssm_conv1d"}
 _VALUE_ROWS = _ONE_PER_HEAD | _AFTER_KEYS | {"attn_gate"}
@@ -23,8 +23,8 @@ def row_order(architecture: str, name: str, shape: Sequence[int], config: Mappin
     """Where Hugging Face's rows (of a vector: elements) are in a GGUF tensor, or None where both agree.
 
     Files of the `llama` architecture hold q and k with the two halves of each rotary pair side by side; we want the
-    first halves of a head before the second halves. Those of Qwen 3.5 hold value head `g · r + j` (the j-th of the r
-    that share key head g) as number `j · key heads + g`. Raises CheckpointError for rows that are no whole heads.
+    first halves of a head before the second halves. Those of Qwen 3.5 may hold value head `g · r + j`, the j-th of the
+    r that share key head g, as number `j · key heads + g`. Raises CheckpointError for rows that are no whole heads.
     """
     match = _LAYER.match(name)
     if not match:
@@ -35,7 +35,7 @@ def row_order(architecture: str, name: str, shape: Sequence[int], config: Mappin
         if count <= 0 or rows % (2 * count):
             raise CheckpointError(f"tensor {name} has {rows} rows for {count} heads; {REPAIR}")
         return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(-1)
-    if architecture not in _TILED or module not in _VALUE_ROWS:
+    if not config.get(TILED) or module not in _VALUE_ROWS:
         return None
     width = 1 if module in _ONE_PER_HEAD else config["linear_value_head_dim"]
     before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] if module in _AFTER_KEYS else 0
@@ -43,10 +43,10 @@ def row_order(architecture: str, name: str, shape: Sequence[int], config: Mappin
     return np.concatenate([np.arange(before), before + order]) if before else order
 
 
-def column_order(architecture: str, name: str, shape: Sequence[int], config: Mapping[str, Any]) -> np.ndarray | None:
+def column_order(name: str, shape: Sequence[int], config: Mapping[str, Any]) -> np.ndarray | None:
     """As `row_order`, along the input axis: the output projection of Qwen 3.5's delta nets reads the value heads."""
     match = _LAYER.match(name)
-    if not match or match[1] != "ssm_out" or architecture not in _TILED:
+    if not match or match[1] != "ssm_out" or not config.get(TILED):
         return None
     return _value_order(name, config, config["linear_value_head_dim"], shape[-1])
 

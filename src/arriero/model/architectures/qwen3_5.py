@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LayerType = Literal["linear_attention", "full_attention"]
 LAYER_TYPES: tuple[LayerType, LayerType] = ("linear_attention", "full_attention")
 
-VISION = r"^(model\.)?(visual|vision_tower)\."
+VISION = r"^((model\.)?(visual|vision_tower)|v)\."
 DRAFTS = r"^((model|language_model)\.)?mtp\."
 
 
