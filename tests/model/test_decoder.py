@@ -44,7 +44,7 @@ def reference(name: str) -> np.ndarray:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("how", FORMATS, ids=lambda f: f"{f.name}-{f.group_size}")
-@pytest.mark.parametrize("name", ["llama_linear_biases", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_linear_biases", "qwen3_moe", "qwen3_5_moe", "gemma3"])
 class TestQuantized:
     """A packed model is the dense model of its decoded weights."""
 

@@ -209,6 +209,7 @@ class Layer:
         self.feed_forward = feed_forward
         self.before = before
         self.between = between
+        self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
 
     @classmethod
     def load(
@@ -241,7 +242,10 @@ class Layer:
         return self.mixer.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        x, normed = self.between.of_sum(x, self.mixer(self.before(x), batch, slot))
+        branch = self.mixer(self.before(x), batch, slot)
+        if self.gated is not None:
+            return self.gated(x, branch)
+        x, normed = self.between.of_sum(x, branch)
         return x + self.feed_forward(normed)
 
 
