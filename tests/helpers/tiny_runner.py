@@ -1,6 +1,7 @@
 """The real runner process around the tiny test model: everything but the checkpoint is the program's own.
 
-The source is a `FolderSource` whose folder holds `tiny.json`, the arguments of `FaultyModel` and `TinyModel`.
+The source is a `FolderSource` whose folder holds `tiny.json`, the arguments of `FaultyModel` and `TinyModel`; `grace`
+beside them replaces the channel's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import mlx.core as mx
 
 import arriero.runner.load as load
 from arriero.model.contract import Batch, Hidden
+from arriero.runner import channel
 from arriero.runner.main import main
 from arriero.source import FolderSource
 from tests.helpers.tiny_model import TinyModel
@@ -75,6 +77,7 @@ def tiny_source(folder: Path, **arguments: Any) -> FolderSource:
 
 
 def _load_model(checkpoint: TinyCheckpoint, dtype: mx.Dtype) -> FaultyModel:
+    channel.GRACE_SECONDS = checkpoint.config.pop("grace", channel.GRACE_SECONDS)
     return FaultyModel(**checkpoint.config)
 
 

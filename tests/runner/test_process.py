@@ -145,7 +145,7 @@ def test_a_closed_channel_ends_it(server):
 
 
 def test_a_closed_channel_ends_it_even_inside_an_endless_forward(tmp_path):
-    server = Server(tmp_path, seconds=60.0)
+    server = Server(tmp_path, seconds=60.0, grace=0.3)
     try:
         server.until(Ready)
         server.send(Submit(id="1", tokens=[1, 2], max_tokens=5, stop_tokens=[], sampling=SamplingOptions()))

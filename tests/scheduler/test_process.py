@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
+
+import psutil
 
 from arriero.runner.messages import RunnerConfig
+from arriero.scheduler import process as process_module
 from arriero.scheduler.process import RunnerProcess
 from arriero.source import FolderSource, LayersSource
 
@@ -52,13 +54,20 @@ async def test_any_number_of_tasks_may_wait_for_the_end():
     await process.stop()
 
 
-async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_end():
-    started = time.monotonic()
-    process = await start("import subprocess; subprocess.Popen(['sleep', '3']); sys.exit('last words')")
+async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_end(monkeypatch, tmp_path):
+    monkeypatch.setattr(process_module, "LOG_SECONDS", 0.2)
+    pid = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess; child = subprocess.Popen(['sleep', '60']);"
+        f"pathlib.Path({str(pid)!r}).write_text(str(child.pid)); sys.exit('last words')"
+    )
+    process = await start(program)
     assert await process.wait() == 1
-    assert time.monotonic() - started < 2.9
+    grandchild = psutil.Process(int(pid.read_text()))
+    assert grandchild.is_running()
     assert process.last_line == "last words"
-    await asyncio.sleep(3.1 - (time.monotonic() - started))
+    grandchild.kill()
+    await asyncio.wait_for(process._process.wait(), 10)
 
 
 async def test_a_configuration_longer_than_any_argument_may_be_arrives_whole():

@@ -412,6 +412,18 @@ async def test_unloading_during_a_load_ends_it_and_a_new_load_begins_afresh(make
         (await again).release()
 
 
+async def test_unloading_a_model_whose_load_has_not_begun_wakes_its_waiters_and_leaves_nothing(make):
+    scheduler = make(Script(replies=[Reply(tokens=[7])]))
+    client = asyncio.create_task(scheduler.lease(load_request()))
+    await asyncio.sleep(0)
+    assert await scheduler.unload("a")
+    with pytest.raises(LoadError, match="unloaded while it was loading"):
+        await asyncio.wait_for(client, 5)
+    assert scheduler.loaded() == []
+    async with await asyncio.wait_for(scheduler.lease(load_request()), 10) as lease:
+        assert (await answer(lease, submit("1")))[0] == [7]
+
+
 async def test_unloading_twice_during_a_load_still_wakes_its_waiters(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(load_hang=True, log=str(log)))

@@ -70,6 +70,7 @@ class Loader:
         entry = Entry(request, account, session)
         self.entries[request.key] = entry
         entry.load = self._spawn(self._load(entry))
+        entry.load.add_done_callback(lambda _: self._give_up(entry))
         return entry
 
     def end(self, entry: Entry) -> asyncio.Future[None]:
@@ -124,7 +125,7 @@ class Loader:
 
     async def _load(self, entry: Entry) -> None:
         """The life of a load: room, process, figures; whatever ends it, waiters hear of it and nothing is left."""
-        failure: ArrieroError = LoadError(f"{entry.request.name} was unloaded while it was loading")
+        failure: ArrieroError = _unloaded(entry)
         try:
             while True:
                 await self._room(entry)
@@ -153,6 +154,13 @@ class Loader:
                     await self._drop_runner(entry)
                 finally:
                     entry.fail_load(failure)
+            self.notify()
+
+    def _give_up(self, entry: Entry) -> None:
+        """End a load that was cancelled before its first step, which has no `finally` to do it."""
+        if not entry.loaded.done():
+            self._forget(entry)
+            entry.fail_load(_unloaded(entry))
             self.notify()
 
     async def _room(self, entry: Entry) -> None:
@@ -271,3 +279,7 @@ class Loader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _unloaded(entry: Entry) -> LoadError:
+    return LoadError(f"{entry.request.name} was unloaded while it was loading")
