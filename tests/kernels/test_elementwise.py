@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels.activation import geglu, softcap, swiglu
+from arriero.kernels.activation import geglu, sigmoid_gate, softcap, swiglu
 from arriero.kernels.append import append
 from arriero.kernels.embedding import take_quantized_rows, take_rows
 from arriero.kernels.rms_norm import add_rms_norm, rms_norm
@@ -107,6 +107,13 @@ def test_activations_of_large_values_stay_finite() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", [48, 1])
+def test_sigmoid_gate_takes_a_gate_for_each_number_or_one_for_a_row(dtype: mx.Dtype, width: int) -> None:
+    x, gate = random(5, 48, dtype=dtype), random(5, width, seed=1, dtype=dtype) * 20
+    close(sigmoid_gate(x, gate), exact(x) / (1 + np.exp(-exact(gate))), dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_softcap_bounds_and_keeps_the_dtype(dtype: mx.Dtype) -> None:
     x = 20 * random(4, 9, dtype=dtype)
     found = softcap(x, 3.0)
@@ -185,6 +192,7 @@ def test_elementwise_rows_have_the_same_bits_in_any_company() -> None:
                 geglu(*flat),
                 geglu(*flat, tanh=False),
                 softcap(x[part], 2.0),
+                sigmoid_gate(*flat),
             )
         ]
 

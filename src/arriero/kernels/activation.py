@@ -55,3 +55,9 @@ def geglu_graph(gate: mx.array, up: mx.array, *, tanh: bool = True) -> mx.array:
 def softcap(x: mx.array, cap: float) -> mx.array:
     """`cap · tanh(x / cap)`."""
     return (mx.tanh(x.astype(mx.float32) / cap) * cap).astype(x.dtype)
+
+
+@device.fused
+def sigmoid_gate(x: mx.array, gate: mx.array) -> mx.array:
+    """`x · σ(gate)`, where gate may be one number a row `[…, 1]`."""
+    return (x.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)

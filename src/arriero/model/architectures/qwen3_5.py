@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels.activation import sigmoid_gate
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
@@ -194,8 +195,7 @@ class GatedAttention:
         k = k.reshape(-1, c.kv_heads, c.head_dim)
         v = v.reshape(-1, c.kv_heads, c.head_dim)
         q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
-        y = attend(q, k, v, batch, slot, scale=c.scale)
-        y = (y.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)
+        y = sigmoid_gate(attend(q, k, v, batch, slot, scale=c.scale), gate)
         return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 

@@ -8,6 +8,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels.activation import sigmoid_gate
 from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -178,9 +179,7 @@ class SharedSparseMLP:
         self.gate = gate
 
     def __call__(self, x: mx.array) -> mx.array:
-        weight = mx.sigmoid(self.gate(x).astype(mx.float32))
-        shared = self.shared(x).astype(mx.float32) * weight
-        return self.sparse(x) + shared.astype(x.dtype)
+        return self.sparse(x) + sigmoid_gate(self.shared(x), self.gate(x))
 
 
 def _bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
