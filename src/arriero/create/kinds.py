@@ -26,10 +26,11 @@ def sniff(path: Path) -> Kind:
         return "gguf"
     if head.startswith(b"version https://git-lfs"):
         return "lfs"
-    if head.startswith((_PICKLE, _ZIP)):
-        return "pytorch"
+    # Before pickles: the length of a header may begin with the byte that they begin with.
     if len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
         return "safetensors"
+    if head.startswith((_PICKLE, _ZIP)):
+        return "pytorch"
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return "json"
     return "unknown"
