@@ -94,6 +94,31 @@ GEMMA4: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
+QWEN4: dict[str, Any] = {
+    **QWEN35,
+    "hidden_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "hc_count": 4,
+    "hc_lowrank": 8,
+    "ple_layer_ids": [2],
+    "ple_embed_dim": 64,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 64,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 4,
+    # Six heads: with fewer, blocks that score exactly nothing are frequent, and equal ones have no order.
+    "indexer_n_heads": 6,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
+    # Stands twice in the ids, at 11 and 20: it ends the context of n-grams.
+    "eos_token_id": 43,
+}
 
 # name: (configuration class, model class, fields)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -242,6 +267,23 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_experts": 6,
             "top_k_experts": 3,
             "moe_intermediate_size": 32,
+        },
+    ),
+    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", QWEN4),
+    "qwen4_exp_two_tables": (
+        "Qwen4ExpTextConfig",
+        "Qwen4ExpForCausalLM",
+        {
+            **QWEN4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "hc_count": 2,
+            "ple_layer_ids": [1, 3],
+            "ngram_size": 4,
+            "ple_embed_dim": 96,
+            "ple_conv_kernel_size": 3,
+            "ngram_vocab_size_base": 32,
+            "output_gate_type": None,
+            "eos_token_id": 12,
         },
     ),
 }

@@ -137,6 +137,18 @@ class Batch:
         positions: np.ndarray = self.memo["positions"]
         return positions
 
+    @property
+    def ids(self) -> np.ndarray:
+        """The packed tokens on the host, int32 `[T]`, for what is looked up by id outside the device.
+
+        The first reading waits until lazy tokens are computed: the next forward is then built after the last sample
+        instead of beside it. Models that don't ask never pay.
+        """
+        if "ids" not in self.memo:
+            self.memo["ids"] = np.array(self.tokens.astype(mx.int32))
+        ids: np.ndarray = self.memo["ids"]
+        return ids
+
     def caches(self, slot: int) -> list[Any]:
         """The cache of one slot for every span, in span order."""
         return [span.caches[slot] for span in self.spans]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import mlx.core as mx
 
@@ -32,9 +32,11 @@ class DeltaNetConfig:
     value_dim: int
     taps: int
     eps: float
+    gate: Literal["silu", "sigmoid"] = "silu"
+    """What the output is multiplied by, of `z`."""
 
     @classmethod
-    def read(cls, fields: Fields, *, hidden: int, eps: float) -> Self:
+    def read(cls, fields: Fields, *, hidden: int, eps: float, gate: Literal["silu", "sigmoid"] = "silu") -> Self:
         """From the `linear_*` fields; CheckpointError names one that is missing or contradicts another."""
         key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
         if value_heads % key_heads:
@@ -49,6 +51,7 @@ class DeltaNetConfig:
             value_dim=fields.integer("linear_value_head_dim"),
             taps=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
             eps=eps,
+            gate=gate,
         )
 
     @property
@@ -70,7 +73,7 @@ class DeltaNetConfig:
 
 
 class GatedDeltaNet:
-    """Projections, convolution, delta rule, `rms_norm(y) · gain · silu(z)` per value head, output projection.
+    """Projections, convolution, delta rule, `rms_norm(y) · gain · gate(z)` per value head, output projection.
 
     Decay, write strength, state and norm are float32 whatever the activations are. Source: Yang, Kautz and
     Hatamizadeh, Gated Delta Networks, 2024.
@@ -115,7 +118,7 @@ class GatedDeltaNet:
             config,
             dtype,
             inputs=load_inputs(checkpoint, prefix, dtype, config),
-            taps=load_taps(checkpoint, f"{prefix}.conv1d.weight", dtype, config),
+            taps=load_taps(checkpoint, f"{prefix}.conv1d.weight", dtype, c.channels, c.taps),
             # GGUF files hold −exp(A_log).
             rate=-log_rate if checkpoint.dialect == "gguf" else mx.exp(log_rate),
             bias=vector("dt_bias", c.value_heads),
@@ -150,8 +153,9 @@ class GatedDeltaNet:
 
         y = recur(qkv, batch, slot, taps=self.taps, rule=rule)
         normed = rms_norm(y.astype(mx.float32), self.gain, c.eps)
-        gated = swiglu(z.reshape(normed.shape).astype(mx.float32), normed).astype(x.dtype)
-        return self.out(gated.reshape(-1, c.value_width))
+        z = z.reshape(normed.shape).astype(mx.float32)
+        gated = swiglu(z, normed) if c.gate == "silu" else mx.sigmoid(z) * normed
+        return self.out(gated.astype(x.dtype).reshape(-1, c.value_width))
 
 
 def load_inputs(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: DeltaNetConfig) -> list[Linear]:
@@ -192,19 +196,17 @@ def rows_of_parts(sizes: Sequence[int], groups: int) -> list[mx.array]:
     return [part.reshape(-1) for part in mx.split(rows, edges, axis=1)]
 
 
-def load_taps(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, config: DeltaNetConfig) -> mx.array:
+def load_taps(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, channels: int, taps: int) -> mx.array:
     """A depthwise kernel as `[K, channels]`.
 
     From `[channels, 1, K]`, MLX's `[channels, K, 1]` or GGUF's `[channels, K]`.
     """
     kernel = checkpoint.tensor(name)
-    shape, c = tuple(kernel.shape), config
-    known = (
-        [(c.channels, c.taps)] if checkpoint.dialect == "gguf" else [(c.channels, 1, c.taps), (c.channels, c.taps, 1)]
-    )
+    shape = tuple(kernel.shape)
+    known = [(channels, taps)] if checkpoint.dialect == "gguf" else [(channels, 1, taps), (channels, taps, 1)]
     if shape not in known:
         raise CheckpointError(
             f"tensor {name} has shape {list(shape)}, but the configuration says {list(known[0])}; "
             "the checkpoint and its config.json do not belong together"
         )
-    return mx.contiguous(kernel.reshape(c.channels, c.taps).T).astype(dtype)
+    return mx.contiguous(kernel.reshape(channels, taps).T).astype(dtype)
