@@ -80,7 +80,7 @@ def test_prompts_longer_than_the_sorting_threshold_keep_their_bits() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_prompts_longer_than_a_step_of_the_caches_keep_their_bits() -> None:
-    for name in ("gemma3", "mistral_window"):
+    for name in ("gemma3", "mistral_window", "qwen3_5"):
         model = load_model(golden(name).typed(), mx.float32)
         prompt = (ids(name) * 8)[:300]
         np.testing.assert_array_equal(chunked(model, prompt, (250, 1, 4, 1, 44)), whole(model, prompt))
