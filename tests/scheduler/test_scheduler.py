@@ -361,6 +361,30 @@ async def test_a_load_that_turns_out_too_large_and_that_nobody_waits_for_sends_n
         (await scheduler.lease(load_request("a", weight=60))).release()
 
 
+@pytest.mark.parametrize("how", ["leave", "unload"])
+async def test_a_request_that_comes_just_after_a_load_was_given_up_begins_another(make, how):
+    scheduler = make(Script(weight_bytes=60), memory=lambda: 100)
+
+    async def late(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        (await scheduler.lease(load_request("b", weight=60))).release()
+
+    for turns in range(1, 4):
+        busy = await scheduler.lease(load_request("a", weight=60))
+        first = asyncio.create_task(scheduler.lease(load_request("b", weight=60)))
+        await until(lambda: len(scheduler.loaded()) == 2)
+        second = asyncio.create_task(late(turns))
+        if how == "leave":
+            first.cancel()
+        else:
+            asyncio.create_task(scheduler.unload("b"))  # noqa: RUF006  (its end is the load's)
+        await asyncio.sleep(0.01)
+        busy.release()
+        _, late_result = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), 10)
+        assert late_result is None
+
+
 async def test_unloading_an_idle_model_returns_when_its_process_is_gone(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(log=str(log)))

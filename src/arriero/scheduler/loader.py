@@ -70,7 +70,7 @@ class Loader:
         entry = Entry(request, account, session)
         self.entries[request.key] = entry
         entry.load = self._spawn(self._load(entry))
-        entry.load.add_done_callback(lambda _: self._give_up(entry))
+        entry.load.add_done_callback(lambda _: self._end_load(entry))
         return entry
 
     def end(self, entry: Entry) -> asyncio.Future[None]:
@@ -83,11 +83,16 @@ class Loader:
             entry.ending = self._spawn(self._stop(entry))
         return asyncio.shield(entry.ending)
 
-    @staticmethod
-    async def abandon(entry: Entry) -> None:
-        """End a load that nobody wants any more; returns when nothing of it is left."""
+    def give_up(self, entry: Entry) -> None:
+        """Begin to end a load that nobody wants any more; a request that comes from now on begins another."""
         if entry.load is not None and not entry.load.done():
+            self._forget(entry)
             entry.load.cancel()
+
+    async def abandon(self, entry: Entry) -> None:
+        """End a load; returns when nothing of it is left."""
+        self.give_up(entry)
+        if entry.load is not None:
             await asyncio.wait([entry.load])
 
     def idle(self) -> list[Entry]:
@@ -156,7 +161,7 @@ class Loader:
                     entry.fail_load(failure)
             self.notify()
 
-    def _give_up(self, entry: Entry) -> None:
+    def _end_load(self, entry: Entry) -> None:
         """End a load that was cancelled before its first step, which has no `finally` to do it."""
         if not entry.loaded.done():
             self._forget(entry)

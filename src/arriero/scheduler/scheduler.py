@@ -134,8 +134,8 @@ class Scheduler:
         try:
             await asyncio.shield(entry.loaded)
         except asyncio.CancelledError:
-            if entry.waiters == 1 and entry.state is State.QUEUED and entry.load is not None:
-                entry.load.cancel()  # nobody wants it and nothing has been spent on it
+            if entry.waiters == 1 and entry.state is State.QUEUED:
+                self._loader.give_up(entry)  # nobody wants it and nothing has been spent on it
             raise
         finally:
             entry.waiters -= 1
