@@ -453,9 +453,9 @@ async def test_unloading_twice_during_a_load_still_wakes_its_waiters(make, tmp_p
     scheduler = make(Script(load_hang=True, log=str(log)))
     client = asyncio.create_task(scheduler.lease(load_request()))
     await until(lambda: starts(log))
+    entry = scheduler._entries["a"]
     first = asyncio.create_task(scheduler.unload("a"))
     await asyncio.sleep(0)
-    entry = scheduler._entries["a"]
     await asyncio.sleep(0)
     assert entry.load is not None
     entry.load.cancel()
