@@ -1,0 +1,120 @@
+"""Hyper-connections: several residual streams, of which each part of a layer reads a mix and to which it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import mlx.core as mx
+
+from arriero.kernels import device
+from arriero.kernels.rms_norm import rms_norm
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsConfig:
+    """`count` streams of `hidden` numbers; their mix is learned through `rank`."""
+
+    count: int
+    hidden: int
+    rank: int
+    eps: float
+
+    @property
+    def width(self) -> int:
+        """Of all streams together."""
+        return self.count * self.hidden
+
+
+class StreamNorm:
+    """`x / rms(x) · gain` of each stream by itself: x `[T, streams, hidden]`, in its dtype."""
+
+    def __init__(self, gain: mx.array, eps: float) -> None:
+        self.gain = gain
+        self.eps = eps
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, config: StreamsConfig, *, baked: bool) -> Self:
+        """`prefix.weight` `[streams · hidden]`, stored around 0 unless the file is `baked`; the gain is float32."""
+        weight = checkpoint.tensor(f"{prefix}.weight")
+        expect_shape(f"{prefix}.weight", tuple(weight.shape), (config.width,))
+        gain = weight.astype(mx.float32).reshape(config.count, config.hidden)
+        return cls(gain if baked else gain + 1, config.eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return (rms_norm(x.astype(mx.float32), None, self.eps) * self.gain).astype(x.dtype)
+
+
+class StreamReader:
+    """What a part of a layer takes from the streams, and the weight with which its result goes back to each.
+
+    With n the normed streams and C their number: `mixed = Σ σ(up(silu(down(n) / C))) · n / C` over the streams, and
+    `weights = 2σ(inject(n) / C)`. A reader without `inject` only reads. Source: Zhu et al., Hyper-Connections, 2024.
+    """
+
+    def __init__(
+        self, config: StreamsConfig, norm: StreamNorm, down: Linear, up: Linear, inject: Linear | None
+    ) -> None:
+        self.config = config
+        self.norm = norm
+        self.down = FusedLinear([down] if inject is None else [down, inject])
+        self.up = up
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: StreamsConfig, *, baked: bool, writes: bool
+    ) -> Self:
+        """`hc_norm`, `input_mix_weight_down`, `input_mix_weight_up` and, if it `writes`, `block_inject_weight`."""
+
+        def project(name: str, shape: tuple[int, int]) -> Linear:
+            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=False, shape=shape)
+
+        c = config
+        return cls(
+            config,
+            StreamNorm.load(checkpoint, f"{prefix}.hc_norm", config, baked=baked),
+            project("input_mix_weight_down", (c.rank, c.width)),
+            project("input_mix_weight_up", (c.width, c.rank)),
+            project("block_inject_weight", (c.count, c.width)) if writes else None,
+        )
+
+    def mixed(self, streams: mx.array) -> mx.array:
+        """Streams `[T, streams, hidden]` to `[T, hidden]`."""
+        return self.read(streams)[0]
+
+    def read(self, streams: mx.array) -> tuple[mx.array, mx.array]:
+        """The mix `[T, hidden]`, and the weights `[T, streams]` for `write` (empty for one that only reads)."""
+        c = self.config
+        normed = self.norm(streams)
+        low, *inject = self.down(normed.reshape(-1, c.width))
+        gate = self.up(_squashed(low, c.count)).reshape(normed.shape)
+        weights = inject[0] if inject else low[:, :0]
+        return _mean_of(gate, normed).sum(axis=1).astype(streams.dtype), _write_weights(weights, c.count)
+
+
+def write(streams: mx.array, y: mx.array, weights: mx.array) -> mx.array:
+    """The streams with a part's result y `[T, hidden]` added, times each stream's weight."""
+    return _written(streams, y[:, None], weights[..., None])
+
+
+@device.fused
+def _squashed(low: mx.array, count: int) -> mx.array:
+    x = low.astype(mx.float32) / count
+    return (x * mx.sigmoid(x)).astype(low.dtype)
+
+
+@device.fused
+def _mean_of(gate: mx.array, normed: mx.array) -> mx.array:
+    return mx.sigmoid(gate.astype(mx.float32)) * normed.astype(mx.float32) / gate.shape[1]
+
+
+@device.fused
+def _write_weights(inject: mx.array, count: int) -> mx.array:
+    return 2 * mx.sigmoid(inject.astype(mx.float32) / count)
+
+
+@device.fused
+def _written(streams: mx.array, y: mx.array, weights: mx.array) -> mx.array:
+    return (streams.astype(mx.float32) + weights * y.astype(mx.float32)).astype(streams.dtype)

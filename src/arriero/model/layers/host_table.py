@@ -1,0 +1,198 @@
+"""A table of rows in several shards, of which a forward needs few: kept in the mapped files, or loaded as stored.
+
+Both keep the rows packed, look at each distinct row once, and decode what was chosen with the same operations, so that
+they give the same bits. A table on the host takes no memory of the device; what a forward needs is copied there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+
+from arriero.errors import CheckpointError
+from arriero.kernels.embedding import dequantize
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.stored import HostWeight
+from arriero.model.weight import Quantization, Weight
+
+log = logging.getLogger(__name__)
+
+TABLE_SCALES = ("weight_scale", "weight_scale_2", "weight.global_scale")
+"""Names, beside the shards, of one factor for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of all shards are stored: `dtype` as the file spells it, packed when `quantization` is given."""
+
+    dtype: str
+    quantization: Quantization | None
+    width: int
+
+
+class ShardedTable:
+    """Rows by number. `factors` holds one float32 factor per shard, or is None where none is needed."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        sizes: Sequence[int],
+        factors: np.ndarray | None,
+        dtype: mx.Dtype,
+        *,
+        views: Sequence[HostWeight] = (),
+        weights: Sequence[Weight] = (),
+    ) -> None:
+        """Either `views` of the files or loaded `weights`, one a shard, of `sizes` rows."""
+        self.layout = layout
+        self.starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
+        self.factors = factors
+        self.dtype = dtype
+        self.views = list(views)
+        self.weights = list(weights)
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, shards: int, rows: int, width: int, resident: bool
+    ) -> Self:
+        """`prefix.shard_0.weight` … in the order of their numbers, `rows` in all; loaded only if `resident`.
+
+        Rows are 16- or 32-bit floats, E4M3 codes with one factor for the table or for each shard, or packed. Raises
+        CheckpointError for a missing shard or factor, and for shards that do not belong together.
+        """
+        names = [f"{prefix}.shard_{index}.weight" for index in range(shards)]
+        missing = [name for name in names if name not in checkpoint]
+        if missing:
+            raise CheckpointError(
+                f"{len(missing)} of {shards} shards of a table are missing, the first is {missing[0]}"
+            )
+        infos = [checkpoint.info(name) for name in names]
+        layouts = [Layout(info.dtype, info.quantization, info.shape[-1]) for info in infos]
+        for name, info, layout in zip(names, infos, layouts, strict=True):
+            if layout != layouts[0] or len(info.shape) != 2 or info.shape[1] != width:
+                raise CheckpointError(
+                    f"tensor {name} is {info.dtype} {list(info.shape)}, but the table's rows have {width} numbers and "
+                    f"its first shard is {infos[0].dtype} {list(infos[0].shape)}"
+                )
+        sizes = [info.shape[0] for info in infos]
+        if sum(sizes) != rows:
+            raise CheckpointError(f"the shards {prefix}.shard_* hold {sum(sizes)} rows, but {rows} are addressed")
+        layout = layouts[0]
+        known = ("F32", "F16", "BF16", "F8_E4M3")
+        if layout.quantization is None and layout.dtype not in known:
+            raise CheckpointError(
+                f"tensor {names[0]} is stored as {layout.dtype} without scales that we know; use {', '.join(known)}, "
+                "or a packed table with its scales"
+            )
+        # Codes of 8 bits are viewed even when they stay: loading would decode them to two bytes each.
+        codes = layout.quantization is None and layout.dtype == "F8_E4M3"
+        views: list[HostWeight] = []
+        weights: list[Weight] = []
+        if resident and not codes:
+            weights = [checkpoint.weight(name) for name in names]
+            scales = [None if w.global_scale is None else np.array(w.global_scale) for w in weights]
+        else:
+            views = [checkpoint.host_weight(name) for name in names]
+            scales = [v.scales if codes else v.global_scale for v in views]
+        factors = _factors(checkpoint, prefix, names, scales, needed=codes)
+        if resident and codes:
+            weights = [Weight(mx.array(view.data)) for view in views]
+            views = []
+        size = sum(info.nbytes for info in infos)
+        log.info("a table of %d rows (%.1f GB) %s", rows, size / 1e9, "is loaded" if resident else "stays in its files")
+        return cls(layout, sizes, factors, dtype, views=views, weights=weights)
+
+    def __call__(self, rows: np.ndarray) -> mx.array:
+        """Row numbers `[n]` to rows `[n, width]`; ValueError for a number outside the table."""
+        chosen, place = np.unique(rows, return_inverse=True)
+        if chosen.size and not 0 <= chosen[0] <= chosen[-1] < self.starts[-1]:
+            raise ValueError(f"rows {chosen[0]} … {chosen[-1]} of a table of {self.starts[-1]}")
+        edges = np.searchsorted(chosen, self.starts)
+        used = [shard for shard in range(len(edges) - 1) if edges[shard] < edges[shard + 1]]
+        local = [chosen[edges[shard] : edges[shard + 1]] - self.starts[shard] for shard in used]
+        values = self._decode(*(self._held(used, local) if self.weights else self._copied(used, local)))
+        if self.factors is not None:
+            counts = [index.size for index in local]
+            values = values * mx.array(np.repeat(self.factors[used], counts))[:, None]
+        return values.astype(self.dtype)[mx.array(place.reshape(-1).astype(np.int32))]
+
+    def _copied(self, used: list[int], local: list[np.ndarray]) -> list[mx.array | None]:
+        """Chosen rows and their scales and zero points, from the files to the device."""
+        views = [self.views[shard] for shard in used]
+        packed = self.layout.quantization is not None
+        columns: list[list[np.ndarray | None]] = [
+            [v.data for v in views],
+            [v.scales for v in views],
+            [v.biases for v in views],
+        ]
+        found: list[mx.array | None] = []
+        for column in columns if packed else columns[:1]:
+            parts = [part[index] for part, index in zip(column, local, strict=True) if part is not None]
+            found.append(_uploaded(np.concatenate(parts)) if parts else None)
+        return found
+
+    def _held(self, used: list[int], local: list[np.ndarray]) -> list[mx.array | None]:
+        """The same from loaded shards."""
+        weights = [self.weights[shard] for shard in used]
+        indices = [mx.array(index.astype(np.int32)) for index in local]
+        columns: list[list[mx.array | None]] = [
+            [w.data for w in weights],
+            [w.scales for w in weights],
+            [w.biases for w in weights],
+        ]
+        found: list[mx.array | None] = []
+        for column in columns:
+            parts = [part[index] for part, index in zip(column, indices, strict=True) if part is not None]
+            found.append(mx.concatenate(parts) if parts else None)
+        return found
+
+    def _decode(
+        self, data: mx.array | None, scales: mx.array | None = None, biases: mx.array | None = None
+    ) -> mx.array:
+        """Float32 values of stored rows, without the factors."""
+        assert data is not None
+        how = self.layout.quantization
+        if how is None:
+            return mx.from_fp8(data, mx.float32) if self.layout.dtype == "F8_E4M3" else data.astype(mx.float32)
+        if scales is None:
+            raise CheckpointError("a packed table has no scales")
+        words = data if data.dtype == mx.uint32 else data.view(mx.uint32)
+        return dequantize(words, scales, biases, group_size=how.group_size, bits=how.bits, mode=how.mode)
+
+
+def _uploaded(rows: np.ndarray) -> mx.array:
+    if rows.dtype == ml_dtypes.bfloat16:
+        return mx.array(rows.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(rows)
+
+
+def _factors(
+    checkpoint: Checkpoint, prefix: str, names: Sequence[str], scales: Sequence[np.ndarray | None], *, needed: bool
+) -> np.ndarray | None:
+    """One factor per shard: its own, or that of the whole table; a table of codes must have one of the two."""
+    own = [scale for scale in scales if scale is not None]
+    whole = [f"{prefix}.{name}" for name in TABLE_SCALES if f"{prefix}.{name}" in checkpoint]
+    if (own and (whole or len(own) < len(scales))) or len(whole) > 1:
+        raise CheckpointError(
+            f"the table {prefix} has factors for {len(own)} of its {len(scales)} shards, and for all of it "
+            f"{', '.join(whole) or 'none'}: expected one for the table, or one for each shard"
+        )
+    if not own and not whole:
+        if needed:
+            raise CheckpointError(
+                f"the table {prefix} is stored as 8-bit codes, but has no {prefix}.{TABLE_SCALES[0]}; without that "
+                "factor every answer would be wrong"
+            )
+        return None
+    values = [np.asarray(scale, np.float32).reshape(-1) for scale in own or [checkpoint.host(whole[0])]]
+    for name, value in zip(names if own else whole, values, strict=True):
+        if value.size != 1 or not np.isfinite(value[0]):
+            raise CheckpointError(f"the factor of {name} should be one number, found {value.size}: {value[:4]}")
+    factors = np.concatenate(values)
+    return factors if own else np.repeat(factors, len(names))
