@@ -113,12 +113,13 @@ def test_a_module_of_other_bits_is_labelled_by_its_own_entry(store, tmp_path):
     assert model.details.quantization_level == "int4"
 
 
-def test_three_bits_are_left_to_the_configuration(store, tmp_path):
+def test_three_bits_are_labelled_too(store, tmp_path):
     values = {name: value for name, value in tensors().items() if "down" not in name}
     config = {"quantization": {"group_size": 32, "bits": 3}}
     folder = write_folder(tmp_path / "m", {"model.safetensors": packed(values, 3, 32)}, config=config)
     model, _ = make(store, folder)
-    assert SafetensorsFile(model.source().tensors["model.embed_tokens.weight"]).metadata == {}
+    file = SafetensorsFile(model.source().tensors["model.embed_tokens.weight"])
+    assert file.metadata == {"quant_type": "int3", "group_size": "32"}
     assert model.details.quantization_level == "int3"
 
 

@@ -31,11 +31,13 @@ FLOAT4 = {
         (packed(NARROW, 8, 32), {"bits": 8, "group_size": 32}),
         (packed(NARROW, 3, 32), {"bits": 3, "group_size": 32}),
         (packed(NARROW, 2, 64), {"bits": 2, "group_size": 64}),
+        (packed(NARROW, 2, 64), {"bits": 4, "group_size": 64}),
+        (packed(NARROW, 4, 32), {"bits": 2, "group_size": 128}),
         (packed(NARROW, 6, 64), {"bits": 6, "group_size": 64}),
         (MIXED, {"bits": 4, "group_size": 32, "model.embed_tokens": {"bits": 8, "group_size": 64}}),
         (tensors() | FLOAT4, None),
     ],
-    ids=["plain", "int4", "int4/32", "int8/32", "int3", "int2", "int6", "mixed", "float4"],
+    ids=["plain", "int4", "int4/32", "int8/32", "int3", "int2", "not int4", "not int2/128", "int6", "mixed", "float4"],
 )
 def test_a_stored_model_opens_as_its_folder(tmp_path, held, quantization):
     config = {"quantization": quantization} if quantization else {}

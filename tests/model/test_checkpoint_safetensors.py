@@ -336,7 +336,7 @@ def test_missing_or_wrong_types_of_a_blob_give_way_to_the_shapes(tmp_path, how, 
     assert Checkpoint.open(source).weight("p.weight").quantization == how
 
 
-@pytest.mark.parametrize("metadata", [{"quant_type": "int5"}, {"quant_type": "int4", "group_size": "many"}])
+@pytest.mark.parametrize("metadata", [{"quant_type": "int7"}, {"quant_type": "int4", "group_size": "many"}])
 def test_an_unknown_type_of_a_blob_is_refused(tmp_path, metadata):
     source = layers(tmp_path, {"p.weight": (packed(AFFINE, style="layers"), metadata)})
     with pytest.raises(CheckpointError, match=r"tensor p\.weight: the (quantisation type|group size)"):

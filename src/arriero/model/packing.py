@@ -1,6 +1,7 @@
 """Which packed layout a tensor of a safetensors file has: its shapes first, what is declared second.
 
-`words · 32 / groups = bits · group_size` is all that shapes tell; declarations choose among the pairs that fit.
+`words · 32 / groups = bits · group_size` is all that shapes tell; declarations choose among the pairs that fit. Refuses
+to know MLX: `create` asks the same questions of a folder as a load does.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from typing import Any
 
 from arriero.errors import CheckpointError
 from arriero.formats.affine import BITS, GROUPS
-from arriero.model.weight import Quantization
+from arriero.model.quantization import Quantization
 
 TYPES: dict[str, Quantization] = {
-    "INT4": Quantization("affine", 4, 64),
-    "INT8": Quantization("affine", 8, 64),
+    **{f"INT{bits}": Quantization("affine", bits, 64) for bits in BITS},
     "NVFP4": Quantization("nvfp4", 4, 16),
     "MXFP4": Quantization("mxfp4", 4, 32),
     "MXFP8": Quantization("mxfp8", 8, 32),
@@ -58,8 +58,8 @@ def affine_layout(where: str, words: int, groups: int, hints: Iterable[Quantizat
 def blob_layout(where: str, words: int, groups: int, hint: Quantization | None, grouped: bool) -> Quantization:
     """Bits and group size of an affine tensor layer, whose declared type may be that of its whole blob.
 
-    `grouped` says that the group size was declared too. Only int4 and int8 exist there: a ratio of 128 is int4 in
-    groups of 32, 512 int8 in groups of 64, and 256 is either, as the type says.
+    `grouped` says that the group size was declared too, as our own `create` does. Where it wasn't, only int4 and int8
+    exist: a ratio of 128 is int4 in groups of 32, 512 int8 in groups of 64, and 256 is either, as the type says.
     """
     fitting = _fitting(where, words, groups)
     if hint is not None and grouped and hint in fitting:

@@ -8,27 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.model.quantization import Mode, Quantization
 
-Mode = Literal["affine", "nvfp4", "mxfp4", "mxfp8"]
-
-
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """How a packed tensor is coded; `group_size` values share one scale (MLX's layouts)."""
-
-    mode: Mode
-    bits: int
-    group_size: int
-
-    @property
-    def name(self) -> str:
-        """The field's short name: `nvfp4`, `mxfp8`, `int4`, …"""
-        return f"int{self.bits}" if self.mode == "affine" else self.mode
+__all__ = ["Mode", "Quantization", "Weight", "concatenate_rows", "stack_experts"]
 
 
 @dataclass(frozen=True, slots=True)
