@@ -67,7 +67,9 @@ async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_end(monkey
     assert grandchild.is_running()
     assert process.last_line == "last words"
     grandchild.kill()
-    await asyncio.wait_for(process._process.wait(), 10)
+    async with asyncio.timeout(10):
+        while not process._process._transport.is_closing():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_configuration_longer_than_any_argument_may_be_arrives_whole():

@@ -85,6 +85,16 @@ async def test_the_keep_alive_of_a_request_replaces_the_models_for_good(make):
     assert scheduler.loaded()[0].expires_at == 1060.0
 
 
+async def test_the_listing_counts_the_idle_time_of_a_model_in_use_from_now(make):
+    now = [1000.0]
+    scheduler = make(clock=lambda: now[0], keep_alive=60.0)
+    (await scheduler.lease(load_request())).release()
+    now[0] = 1030.0
+    assert scheduler.loaded()[0].expires_at == 1060.0
+    async with await scheduler.lease(load_request()):
+        assert scheduler.loaded()[0].expires_at == 1090.0
+
+
 async def test_a_keep_alive_of_zero_unloads_after_the_last_request(make):
     scheduler = make(Script(replies=[Reply(tokens=[7])]))
     async with await scheduler.lease(load_request()) as first:
