@@ -118,11 +118,12 @@ def test_other_files_are_refused_by_text(opened, data, message):
         opened(data)
 
 
-def test_numbers_count_towards_the_elements_of_a_header(opened, monkeypatch):
+@pytest.mark.parametrize(("item", "said"), [(1, "values"), ("a", "elements")])
+def test_the_elements_of_a_header_are_limited(opened, monkeypatch, item, said):
     monkeypatch.setattr("arriero.formats.gguf.MAX_ELEMENTS", 100)
-    data = gguf_bytes({"general.architecture": "x", "numbers": [1] * 101}, {})
-    with pytest.raises(CheckpointError, match="numbers: 101 values"):
-        opened(data)
+    assert opened(gguf_bytes({"general.architecture": "x", "many": [item] * 50}, {})).metadata["many"] == [item] * 50
+    with pytest.raises(CheckpointError, match=f"many: 101 {said}"):
+        opened(gguf_bytes({"general.architecture": "x", "many": [item] * 101}, {}))
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,7 @@ from arriero.model.layers.embedding import Embedding, load_head
 from arriero.model.layers.experts import Experts, Router
 from arriero.model.layers.linear import FusedLinear, Linear
 from arriero.model.layers.norm import RMSNorm
-from arriero.model.weight import Quantization, Weight
+from arriero.model.weight import Quantization, Weight, stack_experts
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, dequantize, quantize
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -281,3 +282,14 @@ def test_a_missing_expert_is_named() -> None:
     }
     with pytest.raises(CheckpointError, match=r"mlp\.experts\.4\.gate_proj\.weight"):
         Experts.load(MemoryCheckpoint({}, tensors).typed(), "mlp", mx.float32, experts=E, hidden=H, intermediate=INNER)
+
+
+def test_experts_of_which_some_have_a_global_scale_are_not_stacked():
+    plain = quantize(mx.ones((32, 32)), Quantization("nvfp4", 4, 16))
+    scaled = replace(plain, global_scale=mx.array(2.0))
+    assert stack_experts([plain, scaled]) is None
+    assert stack_experts([scaled, plain]) is None
+    both = stack_experts([scaled, scaled])
+    assert both is not None
+    assert both.global_scale is not None
+    assert both.global_scale.tolist() == [2.0, 2.0]

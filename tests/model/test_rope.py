@@ -143,3 +143,9 @@ def test_yarn_s_magnitude_is_in_the_table() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     table = Rope(read(rope_scaling=scaling), 16).table(np.arange(4))
     np.testing.assert_allclose(np.hypot(table[..., 0], table[..., 1]), 0.1 * math.log(4) + 1, rtol=1e-6)
+
+
+def test_yarn_without_a_ramp_is_a_step() -> None:
+    inverse, _ = yarn(factor=4.0, beta_fast=2.0, beta_slow=2.0, truncate=False)
+    assert np.isfinite(inverse).all()
+    assert set(np.round(inverse / yarn(factor=1.0)[0], 6)) == {0.25, 1.0}

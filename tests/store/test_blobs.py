@@ -120,3 +120,12 @@ def test_a_full_disk_is_a_sentence(blobs, monkeypatch):
         with pytest.raises(StoreError, match=r"cannot write to the model store at .*: No space left on device"):
             writer.write(b"x")
     assert list(blobs.files()) == []
+
+
+def test_a_blob_is_on_the_disk_before_it_has_its_name(blobs, monkeypatch):
+    done = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, real=real: (done.append(name), real(*args))[1])
+    blobs.ingest([b"weights"])
+    assert done == ["fsync", "replace"]

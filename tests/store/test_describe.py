@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec import structs
+from safetensors.numpy import save
 
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
@@ -169,3 +170,14 @@ def test_an_import_of_another_program_is_described_from_its_files(store):
     )
     assert (model.details.family, model.details.quantization_level) == ("qwen3", "nvfp4")
     assert model.details.families == ["qwen3"]
+
+
+def test_the_tensors_of_a_draft_model_are_listed_but_not_counted(store):
+    named = {
+        name: ("tensor", save({name: np.zeros((4, width), np.float32)}))
+        for name, width in (("model.w", 2), ("draft.model.w", 100))
+    }
+    model = put_model(store, "d", {}, named=named, config={"model_format": "safetensors", "model_type": ""})
+    assert [entry["name"] for entry in tensors(model)] == ["draft.model.w", "model.w"]
+    assert model_info(model)["general.parameter_count"] == 8
+    assert details_of(model).parameter_size == "8"

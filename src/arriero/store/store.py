@@ -308,7 +308,6 @@ class Build:
         """Name the model; raises InvalidRequest, or StoreError when a blob is missing."""
         wanted = Name.parse(name) if isinstance(name, str) else name
         model, replaced = self._store._name(wanted, manifest)
-        self.created -= manifest.digests()
         self.replaced |= replaced
         return model
 
