@@ -351,6 +351,21 @@ async def test_a_client_that_leaves_does_not_cancel_the_load_it_began(make):
         assert lease.load_ns == 0
 
 
+async def test_a_model_whose_only_client_leaves_just_as_it_is_ready_begins_its_idle_time(make):
+    scheduler = make(Script(), keep_alive=0.05)
+    client = asyncio.create_task(scheduler.lease(load_request()))
+    rest = scheduler._loader._on_ready
+
+    def leave_now(entry):
+        rest(entry)
+        client.cancel()
+
+    scheduler._loader._on_ready = leave_now
+    await asyncio.wait([client])
+    assert client.cancelled()
+    await until(lambda: not scheduler.loaded())
+
+
 async def test_a_load_that_nobody_waits_for_any_more_gives_up_its_place_in_the_queue(make):
     scheduler = make(Script(weight_bytes=60), memory=lambda: 100)
     async with await scheduler.lease(load_request("a", weight=60)):
