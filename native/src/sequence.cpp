@@ -6,19 +6,6 @@
 
 namespace arriero {
 
-extern const SequenceTable sequence_portable;
-#if defined(ARRIERO_X86)
-extern const SequenceTable sequence_avx2, sequence_avx512;
-#endif
-const SequenceTable& sequence_table() {
-#if defined(ARRIERO_X86)
-  const char* name = table().name;
-  if (!std::strncmp(name, "avx512", 6)) return sequence_avx512;
-  if (!std::strncmp(name, "avx2", 4)) return sequence_avx2;
-#endif
-  return sequence_portable;
-}
-
 namespace {
 // Where the states that a call yields are cut: per span its stops and its end, in the order of the outputs.
 struct Cuts {
