@@ -206,6 +206,15 @@ def test_a_tokenizer_of_another_model_is_refused_but_added_tokens_may_have_no_ro
             refused(store, folder, CheckpointError, "tokenizer.json has 256 tokens, config.json a vocab_size of 255")
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_a_huge_document_is_refused_unread(store, tmp_path, monkeypatch, name):
+    folder = write_folder(tmp_path / "m")
+    with (folder / name).open("ab") as file:
+        file.write(b" " * 20_000)
+    monkeypatch.setattr("arriero.create.inventory.MOST_BYTES", 20_000)
+    refused(store, folder, InvalidRequest, f"{name} has .* bytes; at most 20000")
+
+
 def test_other_names_than_model_are_not_guessed(store, tmp_path):
     folder = write_folder(tmp_path / "m", {"llama.safetensors": tensors()})
     refused(store, folder, InvalidRequest, r"expected model.safetensors or shards .* found .*llama.safetensors")

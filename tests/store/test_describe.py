@@ -181,3 +181,16 @@ def test_the_tensors_of_a_draft_model_are_listed_but_not_counted(store):
     assert [entry["name"] for entry in tensors(model)] == ["draft.model.w", "model.w"]
     assert model_info(model)["general.parameter_count"] == 8
     assert details_of(model).parameter_size == "8"
+
+
+def test_odd_files_are_described_without_a_crash(store):
+    tensor = {"w": np.array(7, np.uint32), "w.scale": np.array(1, np.float16)}
+    templates = [{"name": ["x"], "template": "{{ a }}"}, {"name": "default"}, 3]
+    named = {
+        "w": ("tensor", save(tensor)),
+        "tokenizer_config.json": ("json", json.dumps({"chat_template": templates}).encode()),
+    }
+    model = put_model(store, "odd", {}, named=named, config={"model_format": "safetensors"})
+    assert model.chat_template is None
+    assert tensors(model) == [{"name": "w", "type": "U32", "shape": []}]
+    assert model_info(model)["general.parameter_count"] == 1

@@ -19,6 +19,8 @@ from arriero.formats.safetensors import SafetensorsFile
 
 log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
+MOST_BYTES = 256 << 20
+"""Of a configuration or tokenizer file; the largest real ones have some tens of megabytes."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ def take_inventory(files: Mapping[str, Path]) -> Inventory:
             )
     if "config.json" not in files:
         raise InvalidRequest(f"config.json is missing; found {_some(names)}")
+    for name, path in texts.items():
+        _check_size(name, path)
     parsed = {name: _json(name, path) for name, path in documents.items()}
     config = parsed["config.json"]
     if not isinstance(config, dict):
@@ -121,10 +125,18 @@ def _json(name: str, path: Path) -> Any:
     kind = sniff(path)
     if kind in ("lfs", "empty"):
         raise refuse(name, kind)
+    _check_size(name, path)
     try:
         return msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{name} is not valid JSON: {error}") from None
+
+
+def _check_size(name: str, path: Path) -> None:
+    """These files are read as a whole."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise InvalidRequest(f"{name} has {size} bytes; at most {MOST_BYTES} are expected of a file of its kind")
 
 
 def _some(names: list[str]) -> str:

@@ -160,7 +160,7 @@ def _logical(file: SafetensorsFile) -> list[dict[str, Any]]:
         if stem in spans and f"{stem}.scale" in spans:
             continue
         scale = spans.get(f"{name}.scale")
-        if scale is None:
+        if scale is None or not span.shape or not scale.shape:
             entries.append({"name": name, "type": span.dtype, "shape": list(span.shape)})
             continue
         kind = file.metadata.get(f"{name}.quant_type") or file.metadata.get("quant_type") or _guess(span, scale)

@@ -248,7 +248,8 @@ def jinja_of(tokenizer_config: dict[str, Any]) -> str | None:
     if isinstance(template, str):
         return template
     if isinstance(template, list):
-        named = {t["name"]: t["template"] for t in template if isinstance(t, dict) and {"name", "template"} <= t.keys()}
+        entries = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        named = {entry["name"]: entry.get("template") for entry in entries}
         chosen = named.get("default", next(iter(named.values()), None))
         return chosen if isinstance(chosen, str) else None
     return None
