@@ -147,6 +147,17 @@ async def test_a_second_model_waits_for_the_requests_of_a_busy_one_and_then_repl
         assert scheduler.reserved_bytes <= 100
 
 
+async def test_a_model_that_falls_idle_makes_room_while_a_busy_one_still_drains(make):
+    scheduler = make(Script(weight_bytes=40), memory=lambda: 100)
+    draining = await scheduler.lease(load_request("a", weight=40))
+    other = await scheduler.lease(load_request("b", weight=40))
+    third = asyncio.create_task(scheduler.lease(load_request("c", weight=60)))
+    await until(lambda: "a" not in scheduler._entries)
+    other.release()
+    (await asyncio.wait_for(third, 10)).release()
+    draining.release()
+
+
 async def test_an_idle_model_leaves_before_the_second_one_loads(make, tmp_path):
     log = tmp_path / "log"
     scheduler = make(Script(weight_bytes=60, log=str(log)), memory=lambda: 100)
