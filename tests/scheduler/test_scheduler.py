@@ -147,6 +147,19 @@ async def test_a_second_model_waits_for_the_requests_of_a_busy_one_and_then_repl
         assert scheduler.reserved_bytes <= 100
 
 
+async def test_a_small_model_does_not_overtake_the_large_one_that_waits_before_it(make):
+    scheduler = make(Script(weight_bytes=60), memory=lambda: 100)
+    first = await scheduler.lease(load_request("a", weight=60))
+    large = asyncio.create_task(scheduler.lease(load_request("b", weight=60)))
+    small = asyncio.create_task(scheduler.lease(load_request("c", weight=30)))
+    await until(lambda: len(scheduler.loaded()) == 3)
+    await asyncio.sleep(0.05)
+    assert {model.key: model.state for model in scheduler.loaded()} == {"a": "ready", "b": "queued", "c": "queued"}
+    first.release()
+    (await asyncio.wait_for(large, 10)).release()
+    (await asyncio.wait_for(small, 10)).release()
+
+
 async def test_a_model_that_falls_idle_makes_room_while_a_busy_one_still_drains(make):
     scheduler = make(Script(weight_bytes=40), memory=lambda: 100)
     draining = await scheduler.lease(load_request("a", weight=40))

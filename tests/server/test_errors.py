@@ -64,3 +64,14 @@ async def test_every_request_is_one_line_in_the_log(caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "arriero.server.access"]
     assert len(lines) == 1
     assert lines[0].startswith("POST /a 204 ")
+
+
+async def test_no_path_can_forge_a_line_of_the_log(caplog):
+    async def broken(_scope, _receive, _send):
+        raise ZeroDivisionError("bug")
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(AccessLog(broken)), base_url="http://x") as http:
+        with caplog.at_level(logging.INFO):
+            await http.get("/a%0AINFO all is well")
+    assert [record.getMessage() for record in caplog.records if "\n" in record.getMessage()] == []
+    assert "GET /a%0AINFO%20all%20is%20well 500" in caplog.text

@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from arriero.server.errors import error_response, report
+from arriero.server.errors import error_response, place, report
 
 log = logging.getLogger("arriero.server.access")
 
@@ -34,10 +34,10 @@ class AccessLog:
         try:
             await self.app(scope, receive, send_and_note)
         except Exception as error:  # noqa: BLE001  (the last place where a client can still be told)
-            report(error, f"{scope['method']} {scope['path']}")
+            report(error, place(scope))
             if not status:
                 await error_response(error)(scope, receive, send_and_note)
         finally:
             client = scope["client"][0] if scope.get("client") else "-"
             elapsed = time.perf_counter() - started
-            log.info("%s %s %d %.3fs %s", scope["method"], scope["path"], status or 499, elapsed, client)
+            log.info("%s %d %.3fs %s", place(scope), status or 499, elapsed, client)

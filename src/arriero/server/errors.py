@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Scope
 
 from arriero.errors import ArrieroError, Cancelled, Forbidden, InvalidRequest, NotFound, ServerBusy
 
@@ -51,6 +53,11 @@ def report(error: BaseException, where: str) -> None:
         log.error("%s: %s", where, error)
 
 
+def place(scope: Scope) -> str:
+    """Method and path for the log, quoted as in a URL: a line end in it would forge a line."""
+    return f"{scope['method']} {quote(scope['path'], safe='/:')}"
+
+
 def error_body(error: BaseException) -> bytes:
     """`{"error": …}`, the body of every native error and the last line of a stream that broke."""
     return msgspec.json.encode({"error": message_of(error)})
@@ -63,7 +70,7 @@ def error_response(error: BaseException) -> Response:
 
 async def arriero_error(request: Request, error: Exception) -> Response:
     """Starlette handler for our own tree."""
-    report(error, f"{request.method} {request.url.path}")
+    report(error, place(request.scope))
     return error_response(error)
 
 

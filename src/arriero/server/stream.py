@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from arriero.errors import Cancelled
-from arriero.server.errors import error_body, error_response, report
+from arriero.server.errors import error_body, error_response, place, report
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Stream(Response):
         try:
             await while_connected(receive, self._send(scope, receive, send))
         except Cancelled:
-            log.info("%s %s: the client left", scope["method"], scope["path"])
+            log.info("%s: the client left", place(scope))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -87,7 +87,7 @@ class Stream(Response):
                         started = True
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except Exception as error:  # noqa: BLE001  (whatever broke, the client must learn that it broke)
-            report(error, f"{scope['method']} {scope['path']}")
+            report(error, place(scope))
             if not started:
                 await self.error_reply(error)(scope, receive, send)
                 return
