@@ -59,4 +59,10 @@ def dequantize(
     if mode == "affine":
         scales = scales.astype(mx.float32)
         biases = None if biases is None else biases.astype(mx.float32)
-    return mx.dequantize(w, scales, biases, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
+    width = w.shape[-1] * 32 // bits
+    if mode == "nvfp4" and width % 32:
+        # MLX decodes two groups at a time and refuses rows of an odd number of them.
+        edges = [(0, 0)] * (w.ndim - 1)
+        w, scales = mx.pad(w, [*edges, (0, 16 * bits // 32)]), mx.pad(scales, [*edges, (0, 1)])
+    values = mx.dequantize(w, scales, biases, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
+    return values if values.shape[-1] == width else values[..., :width]
