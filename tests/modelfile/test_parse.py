@@ -1,6 +1,7 @@
 """The grammar: values, encodings, errors that say where and why."""
 
 import codecs
+import time
 
 import pytest
 
@@ -128,3 +129,10 @@ def test_an_error_says_where_and_what_to_do(text, message):
 def test_bytes_that_are_no_text_are_located():
     with pytest.raises(ModelfileError, match=r"^\(line 2, column 8\): this byte is not UTF-8"):
         parse(b"FROM x\nSYSTEM \xff")
+
+
+def test_fences_that_nothing_closes_cost_no_more_than_their_lines():
+    text = "FROM x\n" + 'SYSTEM """"\n' * 40_000
+    start = time.perf_counter()
+    assert len(parse(text).instructions) == 20_001
+    assert time.perf_counter() - start < 5

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import difflib
+from collections.abc import Mapping
 
 from arriero.errors import ModelfileError
 from arriero.modelfile.instruction import KEYED, NAMES, ROLES, Instruction, Modelfile
-from arriero.modelfile.value import SPACE, Unclosed, invisible, read_value, skip_blanks
+from arriero.modelfile.value import SPACE, Unclosed, fence_lines, invisible, read_value, skip_blanks
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _SMART_QUOTES = "“”„«»‘’"
@@ -17,6 +18,7 @@ def parse(source: str | bytes) -> Modelfile:
     """The instructions of a Modelfile; raises ModelfileError (`(line N, column M): …`)."""
     text = _decode(source) if isinstance(source, bytes) else source.removeprefix("\ufeff")
     lines = text.split("\n")
+    fences = fence_lines(lines)
     found: list[Instruction] = []
     at = 0
     while at < len(lines):
@@ -24,7 +26,7 @@ def parse(source: str | bytes) -> Modelfile:
         if start == len(lines[at]) or lines[at][start] == "#":
             at += 1
             continue
-        instruction, at = _instruction(lines, at, start, found)
+        instruction, at = _instruction(lines, at, start, found, fences)
         found.append(instruction)
     if not any(instruction.name == "from" for instruction in found):
         raise _error(
@@ -33,7 +35,9 @@ def parse(source: str | bytes) -> Modelfile:
     return Modelfile(tuple(found))
 
 
-def _instruction(lines: list[str], at: int, start: int, before: list[Instruction]) -> tuple[Instruction, int]:
+def _instruction(
+    lines: list[str], at: int, start: int, before: list[Instruction], fences: Mapping[str, list[int]]
+) -> tuple[Instruction, int]:
     line = lines[at]
     end = _word_end(line, start)
     word = _visible(line[start:end])
@@ -50,7 +54,7 @@ def _instruction(lines: list[str], at: int, start: int, before: list[Instruction
     if value_start == len(line):
         raise _error(at, start, f'{name.upper()} needs {KEYED.get(name, "a value")} on the same line ("" for none)')
     try:
-        value, after = read_value(lines, at, value_start)
+        value, after = read_value(lines, at, value_start, fences)
     except Unclosed:
         raise _error(
             at, value_start, "unexpected EOF: no line ends with the quote that closes the text starting here"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 
 SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
 SPACE += "\u2028\u2029\u202f\u205f\u3000"
@@ -36,14 +37,28 @@ def skip_blanks(line: str, at: int) -> int:
     return at
 
 
-def read_value(lines: Sequence[str], at: int, column: int) -> tuple[str, int]:
-    """The value that starts in line `at` at `column` (both from 0), and the line after it; raises Unclosed."""
+def fence_lines(lines: Sequence[str]) -> dict[str, list[int]]:
+    """Where lines of nothing but four or more quotes are, by those quotes: to look up what closes a fence."""
+    found: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        text = line.strip(SPACE)
+        if _FENCE.fullmatch(text):
+            found.setdefault(text, []).append(at)
+    return found
+
+
+def read_value(lines: Sequence[str], at: int, column: int, fences: Mapping[str, list[int]]) -> tuple[str, int]:
+    """The value that starts in line `at` at `column` (both from 0), and the line after it; raises Unclosed.
+
+    `fences` are the `fence_lines` of all lines.
+    """
     column = skip_blanks(lines[at], column)
     first = lines[at][column:].rstrip(SPACE)
-    if _FENCE.fullmatch(first):
-        for end in range(at + 1, len(lines)):
-            if lines[end].strip(SPACE) == first:
-                return "\n".join(lines[at + 1 : end]), end + 1
+    closing = fences.get(first, [])
+    place = bisect_right(closing, at)
+    if place < len(closing):
+        end = closing[place]
+        return "\n".join(lines[at + 1 : end]), end + 1
     for quote in (_TRIPLE, '"'):
         if first.startswith(quote):
             return _read_quoted(lines, at, column, quote)
@@ -75,6 +90,6 @@ def write_value(value: str) -> str:
 def _reads_as(text: str, value: str) -> bool:
     lines = text.split("\n")
     try:
-        return read_value(lines, 0, 0) == (value, len(lines))
+        return read_value(lines, 0, 0, fence_lines(lines)) == (value, len(lines))
     except Unclosed:
         return False
