@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,6 @@ import arriero_cpu as cpu
 import pytest
 
 HERE = Path(__file__).parent
-X86 = ("avx512-vnni", "avx512-plain", "avx2-vnni", "avx2-plain", "portable")
 
 
 def run(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -54,3 +56,67 @@ def test_probe_refuses_a_set_that_is_not_there() -> None:
     done = run("avx3", "-c", "import arriero_cpu; arriero_cpu.probe()")
     assert done.returncode
     assert "ARRIERO_CPU_ISA is 'avx3'; this machine has" in done.stderr
+
+
+needs_binutils = pytest.mark.skipif(
+    not (shutil.which("objdump") and os.uname().machine == "x86_64"), reason="needs objdump on x86-64"
+)
+Function = tuple[int, int, str]  # address, end, and the source file of a local one or the name of a shared one
+
+
+def objdump(*options: str) -> list[str]:
+    module = sys.modules["arriero_cpu._native"].__file__
+    assert module
+    done = subprocess.run(["objdump", *options, module], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def functions() -> list[Function]:
+    found = []
+    file = ""
+    for line in objdump("-t"):
+        fields = line[24:].split()
+        if len(line) < 24 or len(fields) < 3:
+            continue
+        kind = line[17:24]
+        if "f" in kind:  # the local symbols behind it come from this file
+            file = fields[2]
+        elif "F" in kind and fields[0].startswith(".text") and int(fields[1], 16):
+            start = int(line[:16], 16)
+            found.append((start, start + int(fields[1], 16), file if kind[0] == "l" else fields[-1]))
+    assert found, "the module was stripped"
+    return sorted(found)
+
+
+@needs_binutils
+def test_each_units_instructions_stay_in_functions_of_its_own(functions: list[Function]) -> None:
+    """AVX-512 code (EVEX, mask registers) reached on an AVX2 machine, or VEX code on an older one, ends the process."""
+    mask = re.compile(r"%k[0-7]\b")
+    users: dict[str, set[str]] = {"wide": set(), "vex": set()}
+    starts = [f[0] for f in functions]
+    for line in objdump("-d", "-j", ".text", "-w"):
+        head, _, code = line.partition(":")
+        if not code.startswith("\t"):
+            continue
+        first = code[1:3]  # in 64-bit code 62 always begins EVEX, c4 and c5 always VEX
+        kind = "wide" if first == "62" or mask.search(code) else "vex" if first in ("c4", "c5") else ""
+        if kind:
+            address = int(head, 16)
+            start, end, owner = functions[bisect.bisect(starts, address) - 1]
+            assert start <= address < end, f"outside every function: {line}"
+            users[kind].add(owner)
+    avx512 = {"avx512.cpp", "int8_avx512.cpp", "int8_avx512_vnni.cpp", "sequence_avx512.cpp"}
+    avx2 = {"avx2.cpp", "int8_avx2.cpp", "int8_avx2_vnni.cpp", "sequence_avx2.cpp"}
+    assert users["wide"] == avx512
+    assert users["vex"] == avx512 | avx2
+
+
+@needs_binutils
+def test_the_plain_units_need_no_integer_extension(functions: list[Function]) -> None:
+    starts = [f[0] for f in functions]
+    users = set()
+    for line in objdump("-d", "-j", ".text", "--no-show-raw-insn"):
+        if "vpdpbusd" in line:
+            users.add(functions[bisect.bisect(starts, int(line.partition(":")[0], 16)) - 1][2])
+    assert users == {"int8_avx512_vnni.cpp", "int8_avx2_vnni.cpp"}
