@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from arriero.runner import engine as engine_module
+from arriero.runner.decode import Flight
 from arriero.runner.messages import Failed, SamplingOptions
 from arriero.runner.row import reserved_bytes
 from tests.helpers.engine_runs import collect, make_engine, plain_loop, run, submit
@@ -315,6 +316,29 @@ def test_a_device_that_no_longer_works_is_told_to_the_owner_after_the_rows(model
     with pytest.raises(RuntimeError, match="sticky error"):
         engine.step()
     assert collect(engine)["a"].end.error == "ArrieroError"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_failure_of_the_device_is_told_once_and_not_to_the_rows_that_come_after(model, monkeypatch, ahead):
+    """The forward that was built upon the failed one must not be waited for."""
+    waits = Flight.wait
+
+    def wait(flight):
+        if any(row.id == "a" for row in flight.rows):
+            raise RuntimeError("failed while computing")
+        waits(flight)
+
+    monkeypatch.setattr(Flight, "wait", wait)
+    engine = make_engine(model, ahead)
+    engine.submit(submit("a", [1, 2, 3], 20))
+    replies = {}
+    while "a" not in replies or replies["a"].end is None:
+        engine.step()
+        collect(engine, replies)
+    engine.submit(submit("b", [1, 2, 3], 4))
+    run(engine, replies)
+    assert "failed while computing" in replies["a"].end.message
+    assert replies["b"].tokens == plain_loop(model, [1, 2, 3], 4)
 
 
 def test_bad_sampling_options_fail_their_own_row_only(model):
