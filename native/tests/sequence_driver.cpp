@@ -71,7 +71,8 @@ void deltas() {
       std::vector<std::vector<float>> states(4, std::vector<float>(size)), from(3, std::vector<float>(size));
       for (auto& f : from)
         for (float& v : f) v = (float)normal();
-      const Cut cuts[] = {{1, states[0].data()}, {17, states[1].data()}, {37, states[2].data()}, {18, states[3].data()}};
+      const Cut cuts[] = {
+          {1, states[0].data()}, {17, states[1].data()}, {37, states[2].data()}, {18, states[3].data()}};
       const DeltaSpan spans[] = {{0, 1, from[0].data(), cuts, 1}, {1, 37, from[1].data(), cuts + 1, 2},
                                  {38, 18, from[2].data(), cuts + 3, 1}};
       p.spans = spans, p.nspans = 3;
@@ -94,7 +95,8 @@ void deltas() {
       const DeltaSpan pieces[] = {{1, 17, from[1].data(), halves, 1}, {18, 20, middle.data(), halves + 1, 1}};
       p.y = again.data(), p.nspans = 1;
       for (const DeltaSpan& piece : pieces) p.spans = &piece, sequence_table().delta(p);
-      expect(again.same(width, y, width, 37 * width) && middle == states[1] && end == states[2], "cut delta", s.Dk, type);
+      const bool rows = again.same(width, y, width, 37 * width);
+      expect(rows && middle == states[1] && end == states[2], "cut delta", s.Dk, type);
     }
 }
 
@@ -111,7 +113,9 @@ void convolutions() {
           const ConvSpan span{0, T, tail.data(), cuts, 2};
           sequence_table().conv(Conv{&span, 1, C, K, dilation, x.data(), (size_t)C, type, w.data(), bias.data(), BF16,
                                      F32, y.data(), silu});
-          auto window = [&](int r, int c) { return r < H ? tail.at((size_t)r * C + c) : x.at((size_t)(r - H) * C + c); };
+          auto window = [&](int r, int c) {
+            return r < H ? tail.at((size_t)r * C + c) : x.at((size_t)(r - H) * C + c);
+          };
           Doubles want;
           bool tails = true;
           for (int t = 0; t < T; t++)
@@ -196,7 +200,8 @@ void attentions() {
     int Hq, Hkv, Dk, Dv, position, T;
   };
   for (int type : {F32, BF16, F16})
-    for (const Shape s : {Shape{24, 2, 256, 256, 900, 3}, {3, 3, 20, 36, 402, 9}, {7, 1, 64, 100, 0, 5}, {6, 2, 33, 7, 90, 40}}) {
+    for (const Shape s :
+         {Shape{24, 2, 256, 256, 900, 3}, {3, 3, 20, 36, 402, 9}, {7, 1, 64, 100, 0, 5}, {6, 2, 33, 7, 90, 40}}) {
       const int block = 4, width = 90, K = s.position + s.T;
       const Buffer q = gaussian((size_t)s.T * s.Hq * s.Dk, type);
       const Buffer k = gaussian((size_t)K * s.Hkv * s.Dk, type), v = gaussian((size_t)K * s.Hkv * s.Dv, type);
