@@ -147,6 +147,17 @@ async def test_a_second_model_waits_for_the_requests_of_a_busy_one_and_then_repl
         assert scheduler.reserved_bytes <= 100
 
 
+async def test_no_second_model_is_sent_away_while_the_first_is_still_going(make):
+    scheduler = make(Script(weight_bytes=40), memory=lambda: 100)
+    for key in "ab":
+        (await scheduler.lease(load_request(key, weight=40))).release()
+    third = asyncio.create_task(scheduler.lease(load_request("c", weight=40)))
+    await until(lambda: "a" not in scheduler._entries)
+    scheduler._loader.notify()
+    (await asyncio.wait_for(third, 10)).release()
+    assert {model.key for model in scheduler.loaded()} == {"b", "c"}
+
+
 async def test_a_small_model_does_not_overtake_the_large_one_that_waits_before_it(make):
     scheduler = make(Script(weight_bytes=60), memory=lambda: 100)
     first = await scheduler.lease(load_request("a", weight=60))
