@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arriero.errors import CheckpointError
+from arriero.formats.mapped import map_file, read_here_and_there
 from arriero.formats.safetensors import write
 from arriero.model.architectures import load_model
 from arriero.model.architectures.qwen4_exp_config import Config
@@ -83,6 +84,14 @@ class TestHash:
         first, second = (NGramHash.of(PUBLISHED, module) for module in (0, 1))
         assert second.sizes[0] > first.sizes[-1]
         assert not set(first.multipliers.tolist()) & set(second.multipliers.tolist())
+
+
+def test_views_of_mapped_files_are_read_without_reading_ahead(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 64)
+    view = map_file(tmp_path / "bytes")[5000:15000].reshape(100, 100)
+    assert read_here_and_there(view)
+    assert view[3, 7] == (5000 + 307) % 256
+    assert not read_here_and_there(view.copy())
 
 
 def table(path: Path, tensors: fn.Tensors, *, resident: bool = False, **sizes: int) -> ShardedTable:

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.errors import CheckpointError
+from arriero.formats.mapped import read_here_and_there
 from arriero.kernels.embedding import dequantize
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.stored import HostWeight
@@ -100,6 +101,10 @@ class ShardedTable:
         else:
             views = [checkpoint.host_weight(name) for name in names]
             scales = [v.scales if codes else v.global_scale for v in views]
+            for view in () if resident else views:
+                for part in (view.data, view.scales, view.biases):
+                    if part is not None and part.size:
+                        read_here_and_there(part)
         factors = _factors(checkpoint, prefix, names, scales, needed=codes)
         if resident and codes:
             weights = [Weight(mx.array(view.data)) for view in views]
