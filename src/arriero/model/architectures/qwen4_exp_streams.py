@@ -91,7 +91,7 @@ class StreamReader:
         low, *inject = self.down(normed.reshape(-1, c.width))
         gate = self.up(_squashed(low, c.count)).reshape(normed.shape)
         weights = inject[0] if inject else low[:, :0]
-        return _mean_of(gate, normed).sum(axis=1).astype(streams.dtype), _write_weights(weights, c.count)
+        return _shares(gate, normed, c.count).sum(axis=1).astype(streams.dtype), _write_weights(weights, c.count)
 
 
 def write(streams: mx.array, y: mx.array, weights: mx.array) -> mx.array:
@@ -106,8 +106,8 @@ def _squashed(low: mx.array, count: int) -> mx.array:
 
 
 @device.fused
-def _mean_of(gate: mx.array, normed: mx.array) -> mx.array:
-    return mx.sigmoid(gate.astype(mx.float32)) * normed.astype(mx.float32) / gate.shape[1]
+def _shares(gate: mx.array, normed: mx.array, count: int) -> mx.array:
+    return mx.sigmoid(gate.astype(mx.float32)) * normed.astype(mx.float32) / count
 
 
 @device.fused
