@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
+from arriero.create.create import create
+from arriero.create.request import CreateRequest
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.architectures import load_model
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
@@ -20,7 +25,9 @@ from arriero.model.contract import Batch, Model, Span
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches import KVCache
 from arriero.source import FolderSource
+from arriero.store.store import Store
 from tests.helpers import flash_next as fn
+from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.forward import Rows, chunked, packed, whole
 from tests.helpers.memory_checkpoint import MemoryCheckpoint
 
@@ -80,6 +87,18 @@ class TestLayouts:
         rows = 4 * 74
         assert bytes_of[1] - bytes_of[0] >= rows * (9 if table.startswith("nvfp4") else 16)
 
+    @pytest.mark.parametrize("table", fn.TABLES)
+    def test_a_stored_model_gives_the_bits_of_its_folder(self, tmp_path: Path, table: str) -> None:
+        stored, _ = fn.TABLES[table](*fn.nvfp4_experts(fn.with_other_parts(fn.published(fn.golden_tensors()))))
+        path = write_folder(tmp_path / "m", {"model.safetensors": stored})
+        (path / "config.json").write_text(json.dumps(fn.config()))
+        letters = BPE({chr(33 + i): i for i in range(90)}, [])
+        (path / "tokenizer.json").write_text(Tokenizer(letters).to_str())
+        store = Store(tmp_path / "store")
+        model = create(store, CreateRequest(model="m", files=upload(store, path)), lambda status: None)
+        found = logits(Checkpoint.open(model.source()))
+        np.testing.assert_array_equal(found, logits(Checkpoint.open(FolderSource(str(path)))))
+
     def test_experts_may_trade_places_with_their_scales(self, tmp_path: Path) -> None:
         stored, _ = fn.nvfp4_experts(fn.published(fn.golden_tensors()))
         swapped = dict(stored)
@@ -92,7 +111,7 @@ class TestLayouts:
         one, two = (logits(fn.folder(tmp_path / n, t)) for n, t in (("one", stored), ("two", swapped)))
         np.testing.assert_allclose(one, two, atol=1e-4)
 
-    def test_a_file_that_mlx_converted_gives_the_same_bits(self) -> None:
+    def test_a_file_that_mlx_converted_gives_the_same_bits(self, tmp_path: Path) -> None:
         """Gains with their 1 and kernels turned, but for the delta nets' own norms."""
         tensors = fn.golden_tensors()
         converted: dict[str, Any] = {}
@@ -103,12 +122,7 @@ class TestLayouts:
                 value = value if ".linear_attn." in name else value + 1
             converted[name] = value
         values = MemoryCheckpoint.golden(fn.GOLDEN).config
-        folder = fn.folder(Path(self.tmp) / "mlx", converted, values)
-        np.testing.assert_array_equal(logits(folder), whole(golden(), IDS))
-
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.tmp = tmp_path
+        np.testing.assert_array_equal(logits(fn.folder(tmp_path, converted, values)), whole(golden(), IDS))
 
 
 class TestRefused:

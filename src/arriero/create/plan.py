@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def make_plan(inventory: Inventory) -> Plan:
         dtype = found.data.span.dtype
         # Integers that nobody scales would be taken for the weights themselves.
         codes = found.scales is None and dtype not in _FLOATS and (last == "weight" or dtype.startswith("F"))
-        if found.refused is not None or codes:
+        if found.refused is not None or (codes and not _has_table_factor(found, inventory)):
             raise UnsupportedFeature(
                 f"tensor {found.name} is stored as {dtype}, a quantisation that is not imported yet; "
                 "use the BF16 weights, an NVFP4 or MLX conversion of the model, or a GGUF file"
@@ -137,6 +138,12 @@ def _kept_apart(found: Bundle) -> list[BlobPlan]:
         elements = words * 32 // how.bits if first else 0
         blobs.append(BlobPlan(part.span.name, {part.span.name: part}, {}, elements, how.name if first else ""))
     return blobs
+
+
+def _has_table_factor(found: Bundle, inventory: Inventory) -> bool:
+    """Whether these codes are a shard of a table (`T.shard_0.weight`) that has one factor for all, `T.weight_scale`."""
+    table = re.fullmatch(r"(.+)\.shard_\d+\.weight", found.name)
+    return table is not None and found.data.span.dtype == "F8_E4M3" and f"{table[1]}.weight_scale" in inventory.tensors
 
 
 def _origin(parts: Iterable[Part]) -> dict[str, str]:
