@@ -134,6 +134,15 @@ class TestRows:
         found = np.array(table(tmp_path, stored, shards=12, rows=24)(np.arange(24)))
         np.testing.assert_array_equal(found, values)
 
+    @pytest.mark.parametrize("resident", [False, True])
+    def test_shards_may_have_different_numbers_of_rows(self, tmp_path: Path, resident: bool) -> None:
+        values = np.arange(12 * 16, dtype=np.float32).reshape(12, 16)
+        edges = [0, 5, 6, 10, 12]
+        stored = {f"{fn.TABLE}.shard_{i}.weight": values[edges[i] : edges[i + 1]] for i in range(4)}
+        rows = np.array([11, 0, 5, 6, 4, 9, 10, 5])
+        found = np.array(table(tmp_path, stored, rows=12, resident=resident)(rows))
+        np.testing.assert_array_equal(found, values[rows])
+
     def test_each_row_is_copied_once_and_packed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stored, _ = stored_and_meant("nvfp4 per shard")
         hosted = table(tmp_path, stored)
@@ -245,6 +254,17 @@ def growth(path: Path) -> tuple[int, int]:
     return mx.get_active_memory() - before, mx.get_peak_memory() - before
 
 
+def paged_in(path: Path) -> int:
+    """Bytes of a mapped file that this process holds in memory, by its own count."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
 class TestMemory:
     def test_a_table_on_the_host_is_never_allocated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         size = large(tmp_path, 2_800_000)
@@ -256,6 +276,17 @@ class TestMemory:
         monkeypatch.setenv("ARRIERO_RESIDENT_TABLES", "1")
         active, _ = growth(tmp_path)
         assert active > size
+
+    @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell what is paged in")
+    def test_neither_loading_nor_a_prompt_pages_the_table_in(self, tmp_path: Path) -> None:
+        size = large(tmp_path, 2_800_000)
+        path = tmp_path / "model-2.safetensors"
+        model = load_model(Checkpoint.open(FolderSource(str(tmp_path))), mx.float32)
+        mx.eval(list(model.parameters()))
+        assert paged_in(path) < 100_000
+        whole(model, fn.golden_ids())
+        # A first look at a row may bring 64 KiB along when they are in the page cache.
+        assert 0 < paged_in(path) < size // 5
 
     def test_its_bytes_are_not_counted_as_loaded(self, tmp_path: Path) -> None:
         size = large(tmp_path, 100_000)
