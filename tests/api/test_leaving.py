@@ -238,3 +238,9 @@ async def test_two_hundred_random_departures_leave_no_row(server):
         assert time.monotonic() < deadline, f"{server.rows()} rows are left"
         await asyncio.sleep(0.02)
     assert len(runners(server.settings.home)) == len(server.call(server.scheduler.loaded))
+
+
+def test_a_stop_string_ends_the_row_and_not_only_its_text(server, http):
+    body = endless("/api/chat", stream=False) | {"options": {"stop": ["ba"]}}
+    assert http.post("/api/chat", json=body).json()["message"]["content"] == "a"
+    wait_for(lambda: server.rows() == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arriero.runner.prefill import plan_chunks
@@ -26,6 +26,7 @@ def planned(lengths: list[int], budget: int) -> list[int]:
     return [found[row].length if row in found else 0 for row in rows]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 60))
 def test_a_forward_is_filled_as_far_as_there_are_tokens(lengths, budget):
     shares = planned(lengths, budget)
@@ -33,11 +34,13 @@ def test_a_forward_is_filled_as_far_as_there_are_tokens(lengths, budget):
     assert all(share <= length for share, length in zip(shares, lengths, strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 60))
 def test_the_oldest_row_gets_half_of_it_whatever_waits_behind(lengths, budget):
     assert planned(lengths, budget)[0] >= min(lengths[0], (budget + 1) // 2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 60))
 def test_of_the_others_none_gets_any_before_a_shorter_one_has_all(lengths, budget):
     shares = planned(lengths, budget)

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arriero.chat.parsers.passthrough import PassthroughParser
@@ -46,6 +46,7 @@ def folded(deltas) -> tuple[str, str, bytes]:
     )
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_text_and_log_probabilities_are_whole_whatever_the_split(tokenizer, sizes):
     data = MARKED.encode()
@@ -60,6 +61,7 @@ def test_an_unfinished_character_at_the_end_comes_out_once(tokenizer):
     assert folded(run(tokenizer, [*b"ab", 0xE6, 0xBC]))[1] == "ab\ufffd"
 
 
+@settings(deadline=None)
 @given(
     text=st.text("ab", max_size=24),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
@@ -83,6 +85,7 @@ def test_nothing_of_a_stop_string_is_ever_sent(tokenizer, stop):
     assert folded(deltas)[1] == text[: text.index(stop)]
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4), text=st.text("a<{ />\n", max_size=20))
 def test_thinking_then_text_with_loose_brackets_loses_nothing(tokenizer, sizes, text):
     reply = f"Need {text}x</think>\n\ny{text}z"
