@@ -1,6 +1,7 @@
 """Opening models by name: once per model, never remembering a failure."""
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -121,3 +122,20 @@ async def test_a_missing_capability_is_said_with_the_name_as_asked(store):
     model = await Models().open(store, "Tiny")
     with pytest.raises(UnsupportedFeature, match=r'^"Tiny" does not support insert$'):
         model.require("insert")
+
+
+async def test_tables_that_stay_in_their_files_are_no_weights_to_make_room_for(store, monkeypatch):
+    model = await Models().open(store, "tiny")
+    alone = model.weight_bytes
+    table = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding"
+    names = [f"{table}.shard_0.weight", f"{table}.shard_0.weight_scale", f"{table}.weight_scale"]
+    layers = [
+        Layer(media_type=manifests.TENSOR, digest="sha256:" + "0" * 64, size=10 ** (12 + i), name=name)
+        for i, name in enumerate(names)
+    ]
+    held = model.stored.manifest
+    stored = dataclasses.replace(model.stored, manifest=Manifest.build(held.config, [*held.layers, *layers]))
+    larger = dataclasses.replace(model, stored=stored)
+    assert larger.weight_bytes == alone + 10**14
+    monkeypatch.setenv("ARRIERO_RESIDENT_TABLES", "1")
+    assert larger.weight_bytes == alone + 10**12 + 10**13 + 10**14

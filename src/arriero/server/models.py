@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from arriero.chat.model_text import ModelText
 from arriero.chat.template import is_go_template
 from arriero.errors import NotFound, UnsupportedFeature
+from arriero.model.architectures import stays_in_files
 from arriero.source import ModelSource
 from arriero.store import manifests
 from arriero.store.model import StoredModel
@@ -40,8 +41,9 @@ class OpenModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights' blobs."""
-        return sum(layer.size for layer in self.stored.manifest.of(manifests.TENSOR, manifests.MODEL))
+        """Bytes of the weights' blobs, but for those that a runner reads rows of and never loads."""
+        layers = self.stored.manifest.of(manifests.TENSOR, manifests.MODEL)
+        return sum(layer.size for layer in layers if not stays_in_files(layer.name))
 
     def can(self, capability: str) -> bool:
         """Whether the model has a capability and we can make use of it (`completion`, `tools`, `thinking`, …)."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from arriero.errors import UnsupportedArchitecture
+from arriero.settings import raw
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -63,6 +65,19 @@ MODEL_TYPES: dict[str, str] = {
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
 }
 """What `model_type` means where `architectures` is missing."""
+
+
+_TABLES = re.compile(r"\.ngram_embedding\.shard_\d+\.weight")
+
+
+def resident_tables() -> bool:
+    """Whether `ARRIERO_RESIDENT_TABLES` asks for tables of n-grams in memory instead of their files."""
+    return raw("RESIDENT_TABLES").lower() not in ("", "0", "f", "false")
+
+
+def stays_in_files(name: str) -> bool:
+    """Whether a tensor of this name takes no memory while its model runs, since rows are read from its file."""
+    return _TABLES.search(name) is not None and not resident_tables()
 
 
 def known_architectures() -> list[str]:

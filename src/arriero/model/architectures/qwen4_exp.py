@@ -16,6 +16,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError, UnsupportedFeature
+from arriero.model.architectures import resident_tables
 from arriero.model.architectures.qwen3_5 import DRAFTS, VISION, gains_are_baked
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
@@ -30,7 +31,6 @@ from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, Spars
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.rope import Rope
-from arriero.settings import raw
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Model:
         shape = config.shape
         rope = Rope(config.rope, shape.head_dim)
         baked = gains_are_baked(checkpoint)
-        resident = raw("RESIDENT_TABLES").lower() not in ("", "0", "f", "false")
+        resident = resident_tables()
         root = find_root(checkpoint)
         embedding = Embedding.load(checkpoint, f"{root}embed_tokens", dtype, shape=(shape.vocab, shape.hidden))
         heads = list(dict.fromkeys([f"{root}lm_head", f"{root.removesuffix('model.')}lm_head", "lm_head"]))
