@@ -25,8 +25,13 @@ def forgotten() -> Iterator[None]:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, probe: object) -> types.ModuleType:
     module = types.ModuleType("arriero_cpu")
+    for name in vars(device.CpuKernels):
+        if not name.startswith("_"):
+            setattr(module, name, None)
     if probe is not None:
         module.probe = probe  # type: ignore[attr-defined]
+    else:
+        del module.probe
     monkeypatch.setitem(sys.modules, "arriero_cpu", module)
     return module
 
@@ -38,11 +43,22 @@ def raising(error: Exception) -> object:
     return probe
 
 
-def test_a_missing_extension_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_extension_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(device, "EXTENSION", "arriero_cpu_that_nobody_has")
     with caplog.at_level(logging.INFO):
         assert device.cpu_extension() is None
-    assert not caplog.records
+        assert device.cpu_extension() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "plain MLX runs on the CPU" in caplog.text
+
+
+def test_an_extension_of_another_version_names_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = pretend(monkeypatch, lambda: "avx2")
+    del module.gated_delta
+    assert device.cpu_extension() is None
+    assert "lacks gated_delta" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class CpuKernels(Protocol):
 def cpu_extension() -> CpuKernels | None:
     """The package `arriero_cpu` when it is installed and works here, imported and probed once.
 
-    None when it is not installed (nobody has to have it), when `ARRIERO_KERNELS=graph` asks for plain MLX, or when it
-    is installed but cannot run, which is one warning.
+    None when `ARRIERO_KERNELS=graph` asks for plain MLX, and with one warning when it is not installed, is of another
+    version, or cannot run here.
     """
     choice = os.environ.get("ARRIERO_KERNELS", "").strip().lower()
     if choice == "graph":
@@ -83,12 +83,19 @@ def cpu_extension() -> CpuKernels | None:
         extension = cast(CpuKernels, importlib.import_module(EXTENSION))
     except ModuleNotFoundError as error:
         if error.name == EXTENSION:
-            log.debug("arriero-cpu is not installed: plain MLX runs on the CPU")
+            log.warning(
+                "arriero-cpu is not installed, so plain MLX runs on the CPU (much slower). Install it from the folder "
+                "native of the sources (it needs g++ and cmake), or set ARRIERO_KERNELS=graph to be silent about it"
+            )
             return None
         _warn(error)
         return None
     except (ImportError, OSError, RuntimeError) as error:
         _warn(error)
+        return None
+    lacks = [name for name in vars(CpuKernels) if not name.startswith("_") and not hasattr(extension, name)]
+    if lacks:
+        _warn(AttributeError(f"arriero-cpu is of another version, it lacks {', '.join(lacks)}"))
         return None
     try:
         name = extension.probe()
