@@ -3,7 +3,8 @@
 set(source_dir ${CMAKE_CURRENT_LIST_DIR}/src)
 set(kernel_sources ${source_dir}/pool.cpp ${source_dir}/dispatch.cpp)
 # Without contraction a multiply-add is one rounding only where the source says so, in every instantiation alike.
-set(kernel_flags -O3 -ffp-contract=off -fno-math-errno -Wno-psabi)
+set(ARRIERO_OPTIMISE -O3 CACHE STRING "Optimisation of the kernels; sanitizers take forever to compile at -O3")
+set(kernel_flags ${ARRIERO_OPTIMISE} -ffp-contract=off -fno-math-errno -Wno-psabi)
 
 function(add_unit name)
   set_source_files_properties(${source_dir}/${name}.cpp PROPERTIES COMPILE_OPTIONS "${kernel_flags};${ARGN}")

@@ -71,9 +71,9 @@ const Choice& choice() {
     const Set* best = nullptr;
     for (const Set& s : all) {
       const std::string name = s.name;
-      known += (known.empty() ? "" : ", ") + name;
+      known.append(known.empty() ? "" : ", ").append(name);
       if (!s.here) continue;
-      usable += (usable.empty() ? "" : ", ") + name;
+      usable.append(usable.empty() ? "" : ", ").append(name);
       if (!best) best = &s;
       if (wanted.empty() || wanted == name || wanted == name.substr(0, name.find('-'))) return Choice{s, ""};
     }

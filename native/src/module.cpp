@@ -40,6 +40,9 @@ NB_MODULE(_native, m) {
         "global_scale"_a.none(), "dtype"_a);
   m.def("isa", [] { return std::string(isa_name()); });
   m.def("isa_problem", [] { return std::string(isa_problem()); });
+  m.def("pool_problem", [] { return std::string(pool_problem()); });
+  m.def(
+      "quota_cores", [](const std::string& root) { return quota_cores(root.c_str()); }, "root"_a);
   m.def("threads", &pool_threads);
   m.def("set_threads", &pool_resize, "n"_a);
   m.def("set_spin_us", &pool_set_spin, "us"_a);

@@ -1,7 +1,9 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <fstream>
@@ -30,33 +32,42 @@ void relax() {
 #endif
 }
 
-int env_int(const char* name, int fallback) {
+std::string& problem() {
+  static std::string* text = new std::string();
+  return *text;
+}
+int env_int(const char* name, int least, int most, int fallback) {
   const char* e = std::getenv(name);
   if (!e || !*e) return fallback;
-  const int v = std::atoi(e);
-  return v > 0 ? v : fallback;
+  char* end = nullptr;
+  const long v = std::strtol(e, &end, 10);
+  if (!*end && v >= least && v <= most) return (int)v;
+  problem() = std::string(name) + " is '" + e + "'; it must be a whole number from " + std::to_string(least) + " to " +
+              std::to_string(most);
+  return fallback;
 }
 
-// Cores the cgroup's quota pays for, rounded up; 0 where there is no quota.
-int quota_cores() {
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+// Cores that one group's quota pays for, or a huge number.
+double quota_of(const std::string& v2, const std::string& v1) {
+  constexpr double none = 1e9;
+  std::ifstream max(v2 + "/cpu.max");
   std::string quota;
   double period = 0;
-  if (v2 >> quota >> period) {
-    if (quota == "max" || period <= 0) return 0;
-    return (int)(std::atof(quota.c_str()) / period + 0.999);
+  if (max >> quota >> period) {
+    const double q = quota == "max" ? 0 : std::atof(quota.c_str());
+    return q > 0 && period > 0 ? q / period : none;
   }
   double q = -1, p = 0;
-  std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> q;
-  std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> p;
-  return q > 0 && p > 0 ? (int)(q / p + 0.999) : 0;
+  std::ifstream(v1 + "/cpu.cfs_quota_us") >> q;
+  std::ifstream(v1 + "/cpu.cfs_period_us") >> p;
+  return q > 0 && p > 0 ? q / p : none;
 }
 
 class Pool {
  public:
   Pool() {
-    set_spin(env_int("ARRIERO_SPIN_US", 200));
-    start(env_int("ARRIERO_THREADS", usable_cores()));
+    set_spin(env_int("ARRIERO_SPIN_US", 0, 1000000, 200));
+    start(env_int("ARRIERO_THREADS", 1, 4096, usable_cores()));
   }
   int threads() const { return n_.load(std::memory_order_relaxed); }
   void set_spin(int us) { spin_.store(us < 0 ? 0 : us, std::memory_order_relaxed); }
@@ -186,13 +197,51 @@ int pool_threads() { return pool().threads(); }
 void pool_resize(int threads) { pool().resize(threads); }
 void pool_set_spin(int us) { pool().set_spin(us); }
 
+const char* pool_problem() {
+  pool();
+  return problem().c_str();
+}
+
+// A quota binds at every level from the process's group up to the root. In a container the group's path is often that
+// of the host and not visible; the container's own quota then stands at the root.
+int quota_cores(const char* below) {
+  const std::string root = below;
+  const std::string base = root + "/sys/fs/cgroup";
+  std::string unified = "/", cpu = "/", line;
+  for (std::ifstream groups(root + "/proc/self/cgroup"); std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string kinds = "," + line.substr(first + 1, second - first - 1) + ",", path = line.substr(second + 1);
+    if (kinds == ",,") unified = path;
+    else if (kinds.find(",cpu,") != std::string::npos) cpu = path;
+  }
+  double cores = 1e9;
+  auto climb = [&](std::string path, const std::string& v2, const std::string& v1) {
+    for (;; path.erase(path.find_last_of('/'))) {
+      if (path == "/") path.clear();
+      cores = std::min(cores, quota_of(v2 + path, v1 + path));
+      if (path.find('/') == std::string::npos) break;
+    }
+  };
+  climb(unified, base, base + "/none");
+  climb(cpu, base + "/none", base + "/cpu");
+  return cores < 1e6 ? (int)std::ceil(cores - 1e-9) : 0;
+}
+
 int usable_cores() {
   int n = (int)std::thread::hardware_concurrency();
 #if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) n = CPU_COUNT(&set);
+  for (int size = 1024; size <= 1 << 20; size *= 4) {  // the kernel refuses a set smaller than its own
+    cpu_set_t* set = CPU_ALLOC(size);
+    if (!set) break;
+    const size_t bytes = CPU_ALLOC_SIZE(size);
+    const bool known = sched_getaffinity(0, bytes, set) == 0;
+    if (known) n = CPU_COUNT_S(bytes, set);
+    CPU_FREE(set);
+    if (known) break;
+  }
 #endif
-  const int q = quota_cores();
+  const int q = quota_cores("");
   if (q > 0 && q < n) n = q;
   return n < 1 ? 1 : n;
 }

@@ -11,7 +11,9 @@ void pool_run(int n, void (*f)(void*, int), void* ctx);
 int pool_threads();
 void pool_resize(int threads);
 void pool_set_spin(int microseconds);
-int usable_cores();
+const char* pool_problem();  // what is wrong with ARRIERO_THREADS or ARRIERO_SPIN_US, or ""
+int usable_cores();          // by affinity and quota
+int quota_cores(const char* root);  // cores that the cgroups seen below root pay for, rounded up; 0: no quota
 
 // Grow-only memory of the calling thread, 64-byte aligned. A slot's content dies at the next request for that slot.
 enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kQuantScales, kLayer, kSlots };

@@ -274,7 +274,7 @@ def probe() -> str:
             f"arriero-cpu {__version__} was built for mlx {built_for_mlx}, but mlx {installed} is installed"
         )
     try:
-        if problem := _native.isa_problem():
+        if problem := _native.isa_problem() or _native.pool_problem():
             raise RuntimeError(problem)
         x = mx.array([[1.0, 2.0, 3.0]])
         value = matmul(x, x).item()

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Runs the kernel drivers on processors that this machine is not: emulate.sh [build folder]. On Debian:
+# apt-get install qemu-user g++-aarch64-linux-gnu. An instruction that an emulated processor lacks ends a driver.
+set -u
+tests=$(cd "$(dirname "$0")/../tests" && pwd)
+build=${1:-$(mktemp -d)}
+status=0
+
+run() {  # expected set, emulator and its arguments, then the folder of the drivers
+  local expected=$1 folder=${*: -1}
+  local emulator=("${@:2:$#-2}")
+  local isa
+  isa=$("${emulator[@]}" "$folder/driver" isa 2>/dev/null)
+  echo "== ${emulator[*]}: ${isa:-does not run}"
+  [ "${isa%% *}" = "$expected" ] || { echo "expected $expected"; status=1; }
+  for driver in driver sequence_driver; do
+    "${emulator[@]}" "$folder/$driver" 2> >(grep -v "TCG doesn't support" >&2) || status=1
+  done
+}
+
+cmake -S "$tests" -B "$build/x86" >/dev/null && cmake --build "$build/x86" -j2 >/dev/null || exit 1
+run portable qemu-x86_64 -cpu core2duo "$build/x86"
+run portable qemu-x86_64 -cpu Nehalem "$build/x86"
+run portable qemu-x86_64 -cpu SandyBridge "$build/x86"
+run avx2-plain qemu-x86_64 -cpu Haswell "$build/x86"
+
+cmake -S "$tests" -B "$build/aarch64" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null && cmake --build "$build/aarch64" -j2 >/dev/null || exit 1
+run neon-plain qemu-aarch64 -cpu cortex-a72 -L /usr/aarch64-linux-gnu "$build/aarch64"
+run neon-dotprod qemu-aarch64 -cpu neoverse-n1 -L /usr/aarch64-linux-gnu "$build/aarch64"
+run neon-i8mm qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu "$build/aarch64"
+exit $status
