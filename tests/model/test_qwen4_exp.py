@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Sequence
@@ -304,6 +305,21 @@ def test_taps_are_what_the_next_layer_reads() -> None:
     np.testing.assert_array_equal(np.array(model.layers[1].before.mixed(added)), np.array(first))
     assert second.shape == (len(IDS), 32)
     np.testing.assert_array_equal(np.array(model.raw_logits(hidden.final)), np.array(model.logits(hidden.final)))
+
+
+def test_decoding_leaves_no_growing_graph_behind() -> None:
+    """Below the position where blocks can be missed, nothing but the next block needs the index keys."""
+    model = golden()
+    rows = Rows(model)
+    sizes = []
+    for token in IDS[:10]:
+        rows.logits([[token]])
+        graph = io.StringIO()
+        for cache in rows.caches[0]:
+            assert cache is not None
+            mx.export_to_dot(graph, *cache.state())
+        sizes.append(graph.getvalue().count("label"))
+    assert max(sizes[5:]) <= max(sizes[:4])
 
 
 def test_tokens_may_be_lazy_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,8 @@ class IndexedAttention:
         q, k = main.rope(main.query_norm(q), batch), main.rope(main.key_norm(k), batch)
         index_q, block_keys = self.indexer(x, batch, index_slot)
         y = self._attend(q, k, v, index_q, block_keys, batch, slot)
+        # Where everything is read nobody looks at the block keys, and what is appended would pile up uncomputed.
+        y = mx.depends(y, block_keys)
         y = (y.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)
         return main.out(y.reshape(-1, c.heads * c.head_dim))
 
