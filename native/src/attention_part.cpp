@@ -6,6 +6,24 @@
 #include "pool.h"
 
 namespace arriero {
+
+struct AttentionSteps {
+  NormStep before;
+  std::vector<Step> qkv;
+  NormStep query_norm, key_norm;
+  std::vector<Step> out;  // one
+  NormStep after;
+  size_t width = 0;  // elements of a row of qkv
+
+  AttentionSteps(const AttentionShape& shape, const Arrays& in, size_t at) : before(shape.before, in, at) {
+    for (const Matrix& m : shape.qkv) qkv.emplace_back(m, in, at), width += m.rows;
+    query_norm = NormStep(shape.query_norm, in, at);
+    key_norm = NormStep(shape.key_norm, in, at);
+    out.emplace_back(shape.out, in, at);
+    after = NormStep(shape.after, in, at);
+  }
+};
+
 namespace {
 
 [[noreturn]] void bad(const std::string& what) {
@@ -14,9 +32,8 @@ namespace {
 
 // One call with every pointer known.
 struct Work {
-  NormStep before, query_norm, key_norm, after;
-  std::vector<Step> qkv;
-  std::vector<Step> out;  // one
+  std::shared_ptr<const AttentionSteps> steps;
+  std::shared_ptr<const AttentionWeights> weights;  // kept alive until the task is done
   std::vector<Span> spans;
   Attention a;
   const char* x;
@@ -25,7 +42,6 @@ struct Work {
   int rows, hidden, rot, type;
   bool interleaved;
   size_t normed, row, q, total;  // places in the task's memory
-  size_t width;                  // elements of a row of qkv
 
   void rotate(const char* from, char* to, int heads, const float* by) const {
     if (!by) {
@@ -41,8 +57,8 @@ struct Work {
   void place(int t, const Span& s, char* token, char* query) const {
     const size_t es = bytes_of(type), head = a.Dk * es;
     char *key = token + a.Hq * head, *value = key + a.Hkv * head;
-    if (query_norm) query_norm.run(token, token, a.Hq, type);
-    if (key_norm) key_norm.run(key, key, a.Hkv, type);
+    if (steps->query_norm) steps->query_norm.run(token, token, a.Hq, type);
+    if (steps->key_norm) steps->key_norm.run(key, key, a.Hkv, type);
     const float* by = angles ? angles + (size_t)t * rot : nullptr;
     rotate(token, query, a.Hq, by);
     const size_t slot = s.position - s.base + t - s.first;
@@ -52,12 +68,13 @@ struct Work {
     }
   }
   void operator()() {
-    const size_t es = bytes_of(type), wide = (size_t)a.Hq * a.Dk;
+    const AttentionSteps& w = *steps;
+    const size_t es = bytes_of(type), width = w.width, wide = (size_t)a.Hq * a.Dk;
     char* room = (char*)scratch(kLayer, total);
     const char* in = x;
-    if (before) before.run(x, room + normed, rows, type), in = room + normed;
+    if (w.before) w.before.run(x, room + normed, rows, type), in = room + normed;
     size_t column = 0;
-    for (const Step& s : qkv) {
+    for (const Step& s : w.qkv) {
       s.run(in, rows, type, room + row + column * es, width);
       column += s.width();
     }
@@ -75,16 +92,18 @@ struct Work {
     a.spans = spans.data();
     a.q = room + q, a.o = room + row;  // the product's rows are used up
     table().attention(a);
-    char* to = after ? room + normed : y;
-    out[0].run(a.o, rows, type, to, out[0].width());
-    if (after) after.run(to, y, rows, type);
+    char* to = w.after ? room + normed : y;
+    w.out[0].run(a.o, rows, type, to, w.out[0].width());
+    if (w.after) w.after.run(to, y, rows, type);
   }
 };
 
 }  // namespace
 
-AttentionPart::AttentionPart(AttentionShape shape) : shape_(std::make_shared<const AttentionShape>(std::move(shape))) {
-  const auto& s = *shape_;
+AttentionPart::AttentionPart(AttentionShape shape)
+    : weights_(std::make_shared<AttentionWeights>(AttentionWeights{std::move(shape), {}, nullptr})) {
+  const auto& s = weights_->shape;
+  auto& held = weights_->arrays;
   if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads || s.head_dim < 1 || s.head_dim > 1024)
     bad("wrong numbers of heads or a wrong head size");
   if (s.qkv.empty()) bad("no matrices for q, k and v");
@@ -99,18 +118,18 @@ AttentionPart::AttentionPart(AttentionShape shape) : shape_(std::make_shared<con
   check_gain("attention_part", s.query_norm, s.head_dim);
   check_gain("attention_part", s.key_norm, s.head_dim);
   check_gain("attention_part", s.after, s.out.rows);
-  append(held_, s.before);
-  for (const Matrix& m : s.qkv) append(held_, m);
-  append(held_, s.query_norm);
-  append(held_, s.key_norm);
-  append(held_, s.out);
-  append(held_, s.after);
+  append(held, s.before);
+  for (const Matrix& m : s.qkv) append(held, m);
+  append(held, s.query_norm);
+  append(held, s.key_norm);
+  append(held, s.out);
+  append(held, s.after);
 }
 
 Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::array>& angles, const Arrays& buffers,
                                  const std::vector<int>& lengths, const std::vector<long long>& positions,
                                  const std::vector<long long>& bases) const {
-  const auto& shape = *shape_;
+  const auto& shape = weights_->shape;
   const size_t n = lengths.size();
   if (n == 0 || buffers.size() != 2 * n || positions.size() != n || bases.size() != n)
     bad("one length, position, base and pair of buffers is needed per span");
@@ -136,17 +155,20 @@ Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::arr
   if (at != x.shape(0)) bad("lengths do not add up to x's rows");
 
   Arrays in{x};
-  in.reserve(2 + 2 * n + held_.size());
   if (angles) in.push_back(*angles);
   const size_t first = in.size();
   in.insert(in.end(), buffers.begin(), buffers.end());
-  in.insert(in.end(), held_.begin(), held_.end());
+  auto& steps = weights_->steps;
+  if (!steps && settled(weights_->arrays)) steps = std::make_shared<const AttentionSteps>(shape, weights_->arrays, 0);
+  if (!steps) in.insert(in.end(), weights_->arrays.begin(), weights_->arrays.end());
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroAttentionPart");
   call->shared = 2 * n, call->shared_from = first, call->shared_to = 1;
-  call->plan = [held = shape_, spans = std::move(spans), first](const Arrays& in, Arrays& out) -> Task {
+  call->plan = [weights = weights_, steps, spans = std::move(spans), first](const Arrays& in, Arrays& out) -> Task {
     if (out[0].size() == 0) return [] {};
-    const auto& shape = *held;
+    const auto& shape = weights->shape;
     Work w{};
+    w.steps = steps ? steps : std::make_shared<const AttentionSteps>(shape, in, first + 2 * spans.size());
+    w.weights = weights;
     w.rows = in[0].shape(0), w.hidden = in[0].shape(1), w.type = type_of(in[0].dtype());
     w.x = in[0].data<char>(), w.y = out[0].data<char>();
     if (first == 2) w.angles = in[1].data<float>(), w.rot = 2 * in[1].shape(1);
@@ -161,20 +183,13 @@ Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::arr
     }
     w.spans.erase(std::remove_if(w.spans.begin(), w.spans.end(), [](const Span& s) { return s.queries == 0; }),
                   w.spans.end());
-    size_t at = first + 2 * spans.size();
-    w.before = NormStep(shape.before, in, at);
-    for (const Matrix& m : shape.qkv) w.qkv.emplace_back(m, in, at), w.width += m.rows;
-    w.query_norm = NormStep(shape.query_norm, in, at);
-    w.key_norm = NormStep(shape.key_norm, in, at);
-    w.out.emplace_back(shape.out, in, at);
-    w.after = NormStep(shape.after, in, at);
     Attention& a = w.a;
     a.nspans = (int)w.spans.size(), a.Hq = shape.heads, a.Hkv = shape.kv_heads, a.Dk = a.Dv = shape.head_dim;
     a.qt = a.kt = w.type, a.scale = shape.scale, a.softcap = shape.softcap, a.window = shape.window, a.causal = true;
     const size_t row = (size_t)w.rows * bytes_of(w.type);
     Room room;
     w.normed = room.take(row * std::max(w.hidden, shape.out.rows));
-    w.row = room.take(row * w.width);
+    w.row = room.take(row * w.steps->width);
     w.q = room.take(row * a.Hq * a.Dk);
     w.total = room.bytes;
     return w;

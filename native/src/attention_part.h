@@ -17,6 +17,13 @@ struct AttentionShape {
   int window;            // 0: none
   bool interleaved;
 };
+struct AttentionSteps;
+// The weights as arrays, and as pointers from when they are computed.
+struct AttentionWeights {
+  AttentionShape shape;
+  Arrays arrays;
+  std::shared_ptr<const AttentionSteps> steps;
+};
 class AttentionPart {
  public:
   explicit AttentionPart(AttentionShape shape);
@@ -26,8 +33,7 @@ class AttentionPart {
                     const std::vector<long long>& bases) const;
 
  private:
-  std::shared_ptr<const AttentionShape> shape_;
-  Arrays held_;
+  std::shared_ptr<AttentionWeights> weights_;
 };
 
 }  // namespace arriero

@@ -5,6 +5,19 @@
 #include "pool.h"
 
 namespace arriero {
+
+struct GatedSteps {
+  NormStep before, after;
+  std::vector<Step> gate_up, down;  // down: one
+  size_t wide = 0;                  // elements of a row of gate and up
+
+  GatedSteps(const GatedShape& shape, const Arrays& in, size_t at) : before(shape.before, in, at) {
+    for (const Matrix& m : shape.gate_up) gate_up.emplace_back(m, in, at), wide += m.rows;
+    down.emplace_back(shape.down, in, at);
+    after = NormStep(shape.after, in, at);
+  }
+};
+
 namespace {
 
 [[noreturn]] void bad(const std::string& what) { throw std::invalid_argument("[arriero_cpu.gated_part] " + what); }
@@ -12,23 +25,23 @@ namespace {
 constexpr int kBlock = 256;  // rows taken at once: what lies between the products stays in the cache
 
 struct Work {
-  NormStep before, after;
-  std::vector<Step> gate_up, down;  // down: one
+  std::shared_ptr<const GatedSteps> steps;
+  std::shared_ptr<const GatedWeights> weights;  // kept alive until the task is done
   const char *x, *branch;
   char* y;
   int rows, hidden, type;
   bool gelu;
-  size_t wide;                                 // elements of a row of gate and up
   size_t sum, normed, both, product, total;  // places in the task's memory
 
   void operator()() const {
-    const size_t es = bytes_of(type), line = hidden * es;
+    const GatedSteps& w = *steps;
+    const size_t es = bytes_of(type), line = hidden * es, wide = w.wide;
     char* room = (char*)scratch(kLayer, total);
     for (int m = 0; m < rows; m += kBlock) {
       const int n = std::min(rows - m, kBlock);
-      before.run_sum(x + m * line, branch + m * line, room + sum, room + normed, n, type);
+      w.before.run_sum(x + m * line, branch + m * line, room + sum, room + normed, n, type);
       size_t column = 0;
-      for (const Step& s : gate_up) {
+      for (const Step& s : w.gate_up) {
         s.run(room + normed, n, type, room + both + column * es, wide);
         column += s.width();
       }
@@ -36,8 +49,8 @@ struct Work {
       g.gate = room + both, g.up = room + both + wide / 2 * es, g.y = room + product;
       g.rows = n, g.n = wide / 2, g.ldg = g.ldu = wide, g.xt = type, g.gelu = gelu;
       table().glu(g);
-      down[0].run(room + product, n, type, room + normed, hidden);
-      if (after) after.run(room + normed, room + normed, n, type);
+      w.down[0].run(room + product, n, type, room + normed, hidden);
+      if (w.after) w.after.run(room + normed, room + normed, n, type);
       add(room + sum, room + normed, y + m * line, n, hidden, type);
     }
   }
@@ -45,8 +58,10 @@ struct Work {
 
 }  // namespace
 
-GatedPart::GatedPart(GatedShape shape) : shape_(std::make_shared<const GatedShape>(std::move(shape))) {
-  const auto& s = *shape_;
+GatedPart::GatedPart(GatedShape shape)
+    : weights_(std::make_shared<GatedWeights>(GatedWeights{std::move(shape), {}, nullptr})) {
+  const auto& s = weights_->shape;
+  auto& held = weights_->arrays;
   const int hidden = s.down.rows;
   int wide = 0;
   for (const Matrix& m : s.gate_up) {
@@ -56,36 +71,35 @@ GatedPart::GatedPart(GatedShape shape) : shape_(std::make_shared<const GatedShap
   if (wide != 2 * s.down.columns) bad("gate and up do not fit down");
   check_gain("gated_part", s.before, hidden);
   check_gain("gated_part", s.after, hidden);
-  append(held_, std::optional<Gain>(s.before));
-  for (const Matrix& m : s.gate_up) append(held_, m);
-  append(held_, s.down);
-  append(held_, s.after);
+  append(held, std::optional<Gain>(s.before));
+  for (const Matrix& m : s.gate_up) append(held, m);
+  append(held, s.down);
+  append(held, s.after);
 }
 
 mx::array GatedPart::operator()(const mx::array& x, const mx::array& branch) const {
-  if (x.ndim() != 2 || !is_float(x.dtype()) || x.shape(1) != shape_->down.rows) bad("x must be [T, hidden] floats");
+  if (x.ndim() != 2 || !is_float(x.dtype()) || x.shape(1) != weights_->shape.down.rows) bad("x must be [T, hidden] floats");
   if (branch.shape() != x.shape() || branch.dtype() != x.dtype()) bad("x and branch disagree");
   Arrays in{x, branch};
-  in.insert(in.end(), held_.begin(), held_.end());
+  auto& steps = weights_->steps;
+  if (!steps && settled(weights_->arrays))
+    steps = std::make_shared<const GatedSteps>(weights_->shape, weights_->arrays, 0);
+  if (!steps) in.insert(in.end(), weights_->arrays.begin(), weights_->arrays.end());
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroGatedPart");
-  call->plan = [held = shape_](const Arrays& in, Arrays& out) -> Task {
+  call->plan = [weights = weights_, steps](const Arrays& in, Arrays& out) -> Task {
     if (out[0].size() == 0) return [] {};
-    const auto& shape = *held;
     Work w{};
+    w.steps = steps ? steps : std::make_shared<const GatedSteps>(weights->shape, in, 2);
+    w.weights = weights;
     w.rows = in[0].shape(0), w.hidden = in[0].shape(1), w.type = type_of(in[0].dtype());
     w.x = in[0].data<char>(), w.branch = in[1].data<char>(), w.y = out[0].data<char>();
-    w.gelu = shape.gelu;
-    size_t at = 2;
-    w.before = NormStep(shape.before, in, at);
-    for (const Matrix& m : shape.gate_up) w.gate_up.emplace_back(m, in, at), w.wide += m.rows;
-    w.down.emplace_back(shape.down, in, at);
-    w.after = NormStep(shape.after, in, at);
+    w.gelu = weights->shape.gelu;
     const size_t row = (size_t)std::min(w.rows, kBlock) * bytes_of(w.type);
     Room room;
     w.sum = room.take(row * w.hidden);
     w.normed = room.take(row * w.hidden);
-    w.both = room.take(row * w.wide);
-    w.product = room.take(row * w.wide / 2);
+    w.both = room.take(row * w.steps->wide);
+    w.product = room.take(row * w.steps->wide / 2);
     w.total = room.bytes;
     return w;
   };

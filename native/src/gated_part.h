@@ -13,14 +13,20 @@ struct GatedShape {
   std::optional<Gain> after;
   bool gelu;
 };
+struct GatedSteps;
+// The weights as arrays, and as pointers from when they are computed.
+struct GatedWeights {
+  GatedShape shape;
+  Arrays arrays;
+  std::shared_ptr<const GatedSteps> steps;
+};
 class GatedPart {
  public:
   explicit GatedPart(GatedShape shape);
   mx::array operator()(const mx::array& x, const mx::array& branch) const;
 
  private:
-  std::shared_ptr<const GatedShape> shape_;
-  Arrays held_;
+  std::shared_ptr<GatedWeights> weights_;
 };
 
 }  // namespace arriero

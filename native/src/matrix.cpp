@@ -51,6 +51,11 @@ void add(const void* x, const void* r, void* y, int rows, int n, int type) {
   table().norm(p);
 }
 
+bool settled(const Arrays& arrays) {
+  for (const auto& a : arrays)
+    if (!a.is_available() || !a.flags().row_contiguous) return false;
+  return true;
+}
 void check_gain(const char* where, const std::optional<Gain>& gain, int width) {
   if (gain && (!is_float(gain->first.dtype()) || gain->first.ndim() != 1 || gain->first.shape(0) != width))
     throw std::invalid_argument("[arriero_cpu." + std::string(where) + "] a gain must hold " + std::to_string(width) +

@@ -62,6 +62,8 @@ struct Room {
   }
 };
 
+// Whether arrays have the memory that they will keep, so that pointers into it can be kept too.
+bool settled(const Arrays& arrays);
 void check_gain(const char* where, const std::optional<Gain>& gain, int width);
 void append(Arrays& in, const std::optional<Gain>& gain);
 void append(Arrays& in, const Matrix& m);
