@@ -102,8 +102,10 @@ static inline int transposed(const uint8_t* codes, size_t kb, int n, uint8_t* ti
     for (int r = 0; r < kCols; r += 4) {
       uint32x4_t q[4];
       for (int i = 0; i < 4; i++) q[i] = read<uint32x4_t>(codes + (r + i) * kb + d * 4);
-      const uint64x2_t a = vreinterpretq_u64_u32(vzip1q_u32(q[0], q[1])), b = vreinterpretq_u64_u32(vzip1q_u32(q[2], q[3]));
-      const uint64x2_t e = vreinterpretq_u64_u32(vzip2q_u32(q[0], q[1])), f = vreinterpretq_u64_u32(vzip2q_u32(q[2], q[3]));
+      const uint64x2_t a = vreinterpretq_u64_u32(vzip1q_u32(q[0], q[1]));
+      const uint64x2_t b = vreinterpretq_u64_u32(vzip1q_u32(q[2], q[3]));
+      const uint64x2_t e = vreinterpretq_u64_u32(vzip2q_u32(q[0], q[1]));
+      const uint64x2_t f = vreinterpretq_u64_u32(vzip2q_u32(q[2], q[3]));
       const uint64x2_t columns[4] = {vzip1q_u64(a, b), vzip2q_u64(a, b), vzip1q_u64(e, f), vzip2q_u64(e, f)};
       for (int i = 0; i < 4; i++) std::memcpy(tile + ((size_t)(d + i) * kCols + r) * 4, &columns[i], 16);
     }

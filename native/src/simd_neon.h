@@ -1,5 +1,5 @@
-// Eight float lanes in two NEON registers. Included inside the instruction set's anonymous namespace; every multiply-add
-// is spelled out (the build forbids contraction). Orders of addition are those of simd_8.h.
+// Eight float lanes in two NEON registers. Included inside the instruction set's anonymous namespace; every
+// multiply-add is spelled out (the build forbids contraction). Orders of addition are those of simd_8.h.
 struct V {
   float32x4_t a, b;
 };
@@ -15,7 +15,9 @@ static inline V add(V a, V b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)
 static inline V sub(V a, V b) { return {vsubq_f32(a.a, b.a), vsubq_f32(a.b, b.b)}; }
 static inline V mul(V a, V b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
 static inline V div(V a, V b) { return {vdivq_f32(a.a, b.a), vdivq_f32(a.b, b.b)}; }
-static inline V pick(uint32x4_t ma, uint32x4_t mb, V a, V b) { return {vbslq_f32(ma, a.a, b.a), vbslq_f32(mb, a.b, b.b)}; }
+static inline V pick(uint32x4_t ma, uint32x4_t mb, V a, V b) {
+  return {vbslq_f32(ma, a.a, b.a), vbslq_f32(mb, a.b, b.b)};
+}
 // Where either is NaN the second comes out, as with the x86 instruction.
 static inline V max(V a, V b) { return pick(vcgtq_f32(a.a, b.a), vcgtq_f32(a.b, b.b), a, b); }
 static inline V min(V a, V b) { return pick(vcltq_f32(a.a, b.a), vcltq_f32(a.b, b.b), a, b); }
@@ -28,7 +30,9 @@ static inline V exp2i(V n) {
   const VI i = to_int(n);
   return {power(i.a), power(i.b)};
 }
-static inline V where_less(V a, V limit, V b, V c) { return pick(vcltq_f32(a.a, limit.a), vcltq_f32(a.b, limit.b), b, c); }
+static inline V where_less(V a, V limit, V b, V c) {
+  return pick(vcltq_f32(a.a, limit.a), vcltq_f32(a.b, limit.b), b, c);
+}
 static inline bool any_above(V a, V limit) {
   return vmaxvq_u32(vorrq_u32(vcgtq_f32(a.a, limit.a), vcgtq_f32(a.b, limit.b))) != 0;
 }

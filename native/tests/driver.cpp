@@ -1,6 +1,7 @@
 // Kernel tests without Python or MLX: for sanitizers, emulators and cross compilers. `driver` checks every kernel of
 // the chosen instruction set (ARRIERO_CPU_ISA) against double precision and exits with the number of failures;
-// `driver bench` measures the products, `driver isa` names the set.
+// `driver bench [format]` measures the products, `driver rate SECONDS` one row's throughput over so long beside other
+// work, `driver isa` names the set.
 #include <algorithm>
 #include <chrono>
 #include <ctime>
@@ -328,7 +329,7 @@ double seconds() {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 // Medians of seven: GB/s of weights for one row over 96 MB of matrices in turn, GFLOP/s for many rows of one.
-void bench() {
+void bench(const std::string& format) {
   const int N = 2048, K = 2048;
   std::printf("%s, %d threads\n%-12s %-5s %9s %9s %9s %9s %9s\n", isa_name(), pool_threads(), "format", "x",
               "M=1 GB/s", "M=4 GB/s", "M=1 hot", "M=64 GF", "fast GF");
@@ -346,6 +347,7 @@ void bench() {
     for (int xt : {BF16, F32})
       for (int wt : {BF16, F16, F32}) {
         if (wt != BF16 && (kind.format != DENSE || xt == F32)) continue;
+        if (!format.empty() && format != kind.name) continue;
         const size_t bytes =
             kind.format == DENSE ? (size_t)N * K * bytes_of(wt)
                                  : (size_t)N * K * kind.bits / 8 + (size_t)N * K / kind.group *
@@ -395,12 +397,36 @@ void bench() {
       }
 }
 
+void rate(double length) {
+  const int N = 2048, K = 2048, E = 40;
+  const Weights w = weights(AFFINE, 4, 32, N * E, K, BF16);
+  const Buffer x = gaussian(K, BF16);
+  Buffer y(N, BF16);
+  Product p = product_of(w, x, y, 1);
+  p.N = p.ldy = N;
+  const double bytes = (double)N * (w.row + K / 32 * 4);
+  const auto start = std::chrono::steady_clock::now();
+  double past = 0;
+  long n = 0;
+  for (; past < length; n++) {
+    Product q = p;
+    const size_t row = (size_t)(n % E) * N;
+    q.w += row * w.row;
+    q.scales = (const char*)p.scales + row * (K / 32) * 2, q.biases = (const char*)p.biases + row * (K / 32) * 2;
+    table().product(q);
+    past = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  std::printf("%s, %d threads: %.1f GB/s, %.0f calls a second\n", isa_name(), pool_threads(), n * bytes / past * 1e-9,
+              n / past);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
   if (what == "isa") return std::printf("%s %s\n", isa_name(), isa_problem()) < 0;
-  if (what == "bench") return bench(), 0;
+  if (what == "bench") return bench(argc > 2 ? argv[2] : ""), 0;
+  if (what == "rate") return rate(argc > 2 ? std::atof(argv[2]) : 5), 0;
   products();
   experts_and_rows();
   attentions();
