@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the kernel drivers on processors that this machine is not: emulate.sh [build folder]. On Debian:
 # apt-get install qemu-user g++-aarch64-linux-gnu. An instruction that an emulated processor lacks ends a driver.
+# With PYTHON an interpreter (not a virtual environment's link) that finds the package, its tests of kernels run too.
 set -u
 tests=$(cd "$(dirname "$0")/../tests" && pwd)
 build=${1:-$(mktemp -d)}
@@ -23,6 +24,13 @@ run portable qemu-x86_64 -cpu core2duo "$build/x86"
 run portable qemu-x86_64 -cpu Nehalem "$build/x86"
 run portable qemu-x86_64 -cpu SandyBridge "$build/x86"
 run avx2-plain qemu-x86_64 -cpu Haswell "$build/x86"
+if [ -n "${PYTHON:-}" ]; then
+  for cpu in Nehalem Haswell; do
+    echo "== $cpu, Python"
+    qemu-x86_64 -cpu $cpu "$PYTHON" -m pytest -q -p no:cacheprovider -k "not forced" \
+      "$tests"/test_{products,glue,attention}.py 2> >(grep -v "TCG doesn't support" >&2) || status=1
+  done
+fi
 
 cmake -S "$tests" -B "$build/aarch64" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null && cmake --build "$build/aarch64" -j2 >/dev/null || exit 1
