@@ -211,7 +211,9 @@ int quota_cores(const char* below) {
   for (std::ifstream groups(root + "/proc/self/cgroup"); std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string kinds = "," + line.substr(first + 1, second - first - 1) + ",", path = line.substr(second + 1);
+    const std::string path = line.substr(second + 1);
+    std::string kinds(1, ',');  // for whole words to be found in
+    kinds.append(line, first + 1, second - first).back() = ',';
     if (kinds == ",,") unified = path;
     else if (kinds.find(",cpu,") != std::string::npos) cpu = path;
   }

@@ -60,6 +60,17 @@ def rows_of(draw: st.DrawFn, k: int, dtype: mx.Dtype) -> mx.array:
     return draw(arrays((*lead, k), dtype))
 
 
+def product_error(y: mx.array, x: np.ndarray, w: np.ndarray) -> float:
+    """As `error`, but never relative to less than what such vectors usually yield: a few outputs may cancel out."""
+    want = x @ w.T
+    assert y.shape == want.shape
+    if want.size == 0 or not x.any() or not w.any():
+        return float(np.abs(f64(y)).sum())
+    usual = np.linalg.norm(x, axis=-1).max() * np.linalg.norm(w) / np.sqrt(x.shape[-1])
+    rows = np.linalg.norm(f64(y) - want, axis=-1).max()
+    return float(rows / max(usual, np.linalg.norm(want, axis=-1).max()))
+
+
 @fuzz
 @given(st.data())
 def test_dense_products(data: st.DataObject) -> None:
@@ -68,12 +79,7 @@ def test_dense_products(data: st.DataObject) -> None:
     w = data.draw(arrays((n, k), data.draw(dtypes)))
     y = cpu.matmul(x, w)
     assert y.dtype == x.dtype
-    want = f64(x) @ f64(w).T
-    assert y.shape == want.shape
-    if want.any():
-        assert error(y, want) < TOLERANCE[x.dtype]
-    else:
-        assert not f64(y).any()
+    assert product_error(y, f64(x), f64(w)) < TOLERANCE[x.dtype]
 
 
 @fuzz
@@ -93,11 +99,8 @@ def test_quantised_products(data: st.DataObject) -> None:
     x = data.draw(rows_of(k, data.draw(dtypes)))
     exact = data.draw(st.booleans())
     y = cpu.quantized_matmul(x, *q, exact=exact, **kind)
-    want = f64(x) @ w.T
     assert y.dtype == x.dtype
-    assert y.shape == want.shape
-    if want.any():
-        assert error(y, want) < (TOLERANCE[x.dtype] if exact or x.dtype == mx.float32 else 2e-2)
+    assert product_error(y, f64(x), w) < (TOLERANCE[x.dtype] if exact or x.dtype == mx.float32 else 2e-2)
 
 
 @fuzz
@@ -110,7 +113,9 @@ def test_experts(data: st.DataObject) -> None:
     index = np.random.default_rng(data.draw(small)).integers(0, experts, shape)
     y = cpu.gather_mm(x, w, mx.array(index))
     want = np.einsum("tk,t...nk->t...n", f64(x), f64(w)[index])
-    assert error(y.reshape(-1, n), want.reshape(-1, n)) < TOLERANCE[x.dtype]
+    assert y.shape == want.shape
+    usual = np.linalg.norm(f64(x), axis=-1).max() * np.linalg.norm(f64(w), axis=-1).max()
+    assert np.abs(f64(y) - want).max() < TOLERANCE[x.dtype] * usual
 
 
 def softmax_rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, scale: float) -> np.ndarray:
