@@ -1,7 +1,7 @@
 """Writing: what is written reads back the same, in the plainest spelling."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arriero import modelfile
@@ -20,6 +20,12 @@ INSTRUCTIONS = st.one_of(
 MODELFILES = st.lists(INSTRUCTIONS, max_size=6).map(lambda found: Modelfile((Instruction("from", "x"), *found)))
 
 
+OPENS_A_FENCE = Modelfile(
+    (Instruction("from", "x"), Instruction("parameter", '""', "stop"), Instruction("system", '\n"""""'))
+)
+
+
+@example(OPENS_A_FENCE)
 @given(MODELFILES)
 def test_what_is_written_reads_back_the_same(original):
     text = modelfile.format(original)

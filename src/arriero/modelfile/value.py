@@ -82,7 +82,9 @@ def write_value(value: str) -> str:
     fence = '"' * max(4, longest + 1)
     triple = f"{_TRIPLE}{value}{_TRIPLE}"
     for text in (value, triple if '"' in value else f'"{value}"', triple):
-        if text.strip(SPACE) and _reads_as(text, value):
+        # A first line of quotes alone could open a fence that a later value of the file closes.
+        opens = _FENCE.fullmatch(text.split("\n", 1)[0].strip(SPACE))
+        if text.strip(SPACE) and not opens and _reads_as(text, value):
             return text
     return f"{fence}\n{value}\n{fence}"
 
