@@ -159,7 +159,8 @@ async def test_no_second_model_is_sent_away_while_the_first_is_still_going(make)
 
 
 async def test_a_small_model_does_not_overtake_the_large_one_that_waits_before_it(make):
-    scheduler = make(Script(weight_bytes=60), memory=lambda: 100)
+    # Every runner turns out to hold 30, so that no load outgrows what it was let in for and has to wait again.
+    scheduler = make(Script(weight_bytes=30), memory=lambda: 80)
     first = await scheduler.lease(load_request("a", weight=60))
     large = asyncio.create_task(scheduler.lease(load_request("b", weight=60)))
     small = asyncio.create_task(scheduler.lease(load_request("c", weight=30)))
