@@ -21,7 +21,7 @@ comma := ,
 space := $(empty) $(empty)
 extras = $(if $(strip $(1)),[$(subst $(space),$(comma),$(strip $(1)))])
 
-NATIVE_SOURCES := $(shell find native -type f -not -path "*/tests/*" 2>/dev/null)
+NATIVE_SOURCES := $(shell find native/src native/python native/*.cmake native/CMakeLists.txt native/pyproject.toml -type f -not -name "*.pyc")
 
 .PHONY: run test lint types clean
 
