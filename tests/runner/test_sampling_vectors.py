@@ -57,6 +57,12 @@ def test_the_known_vectors(changed, prior, logits, expected):
     assert token(sampler(prior, vocab=3, **changed), list(map(float, logits))) == expected
 
 
+def test_a_score_that_is_no_number_is_never_the_greatest():
+    made, logits = sampler([], vocab=3), [math.nan, 1.0, 2.0]
+    assert token(made, logits) == 2
+    assert made.distribution("row", mx.array([logits])).draw(mx.zeros((1, 2), mx.uint32)).item() == 2
+
+
 def test_tokens_out_of_the_window_are_penalised_no_more():
     made = sampler([1, 2, 3], vocab=4, presence_penalty=10, repeat_last_n=2)
     assert token(made, [0, 9, 8, 7]) == 1

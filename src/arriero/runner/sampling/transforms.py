@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from arriero.errors import InvalidRequest
-from arriero.kernels.topk import top_k_values
+from arriero.kernels.topk import argmax, top_k_values
 from arriero.runner.messages import SamplingOptions
 from arriero.runner.sampling.distribution import Distribution, normalised
 
@@ -119,7 +119,7 @@ def penalise(scores: mx.array, history: mx.array, parameters: Parameters) -> mx.
 def distribution(scores: mx.array, parameters: Parameters) -> Distribution:
     """The distribution of rows whose scores `[n, vocab]` float32 carry their penalties already."""
     if parameters.temperature is None:
-        best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+        best = argmax(scores)[..., None].astype(mx.int32)
         return Distribution(mx.ones(best.shape, mx.float32), best, scores.shape[-1])
     vocab_size = scores.shape[-1]
     ids: mx.array | None = None
