@@ -76,3 +76,8 @@ def test_an_ollama_store_is_never_taken_for_our_own(tmp_path: Path) -> None:
     settings = read(OLLAMA_MODELS=str(tmp_path), ARRIERO_HOME=str(tmp_path / "home"))
     assert settings.models == tmp_path / "home" / "models"
     assert settings.ollama_models == tmp_path
+
+
+@pytest.mark.parametrize(("environ", "value"), [({}, ""), ({"ARRIERO_PREFILL": " int8 "}, "int8")])
+def test_the_prefill_is_passed_on_as_it_is_written(environ: dict[str, str], value: str) -> None:
+    assert read(**environ).prefill == value

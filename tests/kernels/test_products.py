@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -62,6 +64,7 @@ def packed_product(x: mx.array, w: Weight) -> mx.array:
         bits=how.bits,
         mode=how.mode,
         global_scale=w.global_scale,
+        exact=w.exact,
     )
 
 
@@ -136,6 +139,19 @@ def test_a_row_has_the_same_bits_in_any_company(how: Quantization | None) -> Non
     together = product(x)
     for start, count in [(0, 1), (3, 1), (5, 2), (7, 7), (1, 33), (0, 64), (69, 1)]:
         np.testing.assert_array_equal(product(x[start : start + count]), together[start : start + count])
+
+
+@pytest.mark.parametrize("x_dtype", FLOATS)
+@pytest.mark.parametrize("rows", [1, 12, 40])
+def test_a_product_that_need_not_be_exact_is_near_and_float32_is_exact(x_dtype: mx.Dtype, rows: int) -> None:
+    x, w = random(rows, 128).astype(x_dtype), quantize(random(24, 128, seed=1), FORMATS[0])
+    exactly, found = packed_product(x, w), packed_product(x, replace(w, exact=False))
+    if x_dtype == mx.float32:
+        np.testing.assert_array_equal(np.array(found), np.array(exactly))
+    error = np.linalg.norm(np.array(found.astype(mx.float32)) - exact(x) @ dense(w).T) / np.linalg.norm(
+        exact(x) @ dense(w).T
+    )
+    assert error < (1e-5 if x_dtype == mx.float32 else 1e-2)
 
 
 def experts_of(tokens: int, experts: int, k: int) -> mx.array:

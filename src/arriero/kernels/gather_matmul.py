@@ -31,8 +31,12 @@ def gather_quantized_matmul(
     mode: str,
     global_scale: mx.array | None = None,
     sorted_indices: bool = False,
+    exact: bool = True,
 ) -> mx.array:
-    """Quantised experts, w `[experts, out, in · bits / 32]`; `global_scale` is float32, a scalar or one per expert."""
+    """Quantised experts, w `[experts, out, in · bits / 32]`; `global_scale` is float32, a scalar or one per expert.
+
+    `exact` as in `quantized_matmul`.
+    """
     native = device.native()
     if native is not None and native.supports(mode, bits, group_size, x.dtype):
         return native.gather_qmm(
@@ -45,6 +49,7 @@ def gather_quantized_matmul(
             bits=bits,
             mode=mode,
             global_scale=None if global_scale is None else mx.broadcast_to(global_scale.reshape(-1), (w.shape[0],)),
+            exact=exact,
         )
     return quantized_graph(
         x,

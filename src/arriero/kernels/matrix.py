@@ -25,6 +25,8 @@ class Matrix:
     mode: str = "affine"
     global_scale: mx.array | None = None
     bias: mx.array | None = None
+    exact: bool = True
+    """As `quantized_matmul` takes it."""
 
     @property
     def rows(self) -> int:
@@ -45,12 +47,15 @@ class Matrix:
                 bits=self.bits,
                 mode=self.mode,
                 global_scale=self.global_scale,
+                exact=self.exact,
             )
         return y if self.bias is None else y + self.bias
 
     def handle(self, native: CpuKernels, dtype: mx.Dtype) -> Any:
         """What the extension keeps of it; None where it has no product for this format and activations of `dtype`."""
         if self.bias is not None and self.bias.dtype != dtype:
+            return None
+        if not self.exact and dtype != mx.float32:
             return None
         if self.scales is not None and not native.supports(self.mode, self.bits, self.group_size, dtype):
             return None

@@ -17,18 +17,20 @@ def quantized_matmul(
     bits: int,
     mode: str,
     global_scale: mx.array | None = None,
+    exact: bool = True,
 ) -> mx.array:
     """`x @ dequantised(w).T` for x `[..., in]` and w `[out, in · bits / 32]` uint32; the result has x's dtype.
 
     Affine scales and biases may be float16, bfloat16 or float32 whatever x is. `global_scale` (float32, scalar or one
-    per output row) multiplies the result in float32, before the cast to x's dtype.
+    per output row) multiplies the result in float32, before the cast to x's dtype. Without `exact`, products of many
+    16-bit rows may round them to 8 bits per group, where that is faster.
     """
     native = device.native()
     scaled_by_row = global_scale is not None and global_scale.size > 1
     if native is None or scaled_by_row or not native.supports(mode, bits, group_size, x.dtype):
         return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
     return native.quantized_matmul(
-        x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale
+        x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale, exact=exact
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import mlx.core as mx
@@ -30,6 +31,8 @@ class Checkpoint:
     generation_config: dict[str, Any]
     dialect: Dialect
     """Where it came from, for the few conventions that differ (GGUF bakes `1 + w` into Gemma's norms)."""
+    exact: bool = True
+    """What the weights that it gives say: see `Weight.exact`."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class Checkpoint:
                 f"{self.label}: tensor {name} is stored as {self.info(name).dtype} and has no scales that we know: "
                 "a quantisation that is not supported; use the original model or one quantised for MLX"
             )
-        return weight
+        return weight if self.exact else replace(weight, exact=False)
 
     def _load(self, name: str) -> Weight:
         found = self._find(name)

@@ -28,6 +28,8 @@ class Weight:
     """Affine zero points (MLX's `biases`), not a layer's additive bias."""
     global_scale: mx.array | None = None
     """Float32 multiplier of an NVFP4 tensor: scalar, or one per expert."""
+    exact: bool = True
+    """False: products with many rows may round 16-bit activations to 8 bits where that is faster."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ PIECE_BYTES = 64 << 20
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
+PREFILLS = ("exact", "int8")
+
 WARM_UP_TOKENS = 33
 
 
@@ -39,14 +41,16 @@ class Loaded:
     dtype: mx.Dtype
 
 
-def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None]) -> Loaded:
+def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None], prefill: str = "") -> Loaded:
     """Open, build and evaluate; `report` is called before the first byte and after each piece.
 
-    Raises LoadError and its kin for a checkpoint that cannot be loaded or a dtype that we don't know.
+    Raises LoadError and its kin for a checkpoint that cannot be loaded, a dtype or a prefill that we don't know.
     """
+    exact = exact_prefill(prefill)
     report(Loading(0, 0, "opening"))
     started = time.monotonic()
     checkpoint = Checkpoint.open(source)
+    checkpoint.exact = exact
     dtype = activation_dtype(dtype_name, checkpoint)
     if dtype == mx.float32:
         full_precision()
@@ -88,6 +92,13 @@ def full_precision() -> None:
     MLX reads the variable at its first product, so this comes before any; a user's own choice stands.
     """
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+
+def exact_prefill(name: str) -> bool:
+    """Whether products of many rows may not round their activations to 8 bits; LoadError for an unknown name."""
+    if name not in ("", *PREFILLS):
+        raise LoadError(f"the prefill '{name}' is not known; ARRIERO_PREFILL can be {' or '.join(PREFILLS)}")
+    return name != "int8"
 
 
 def activation_dtype(name: str, checkpoint: Checkpoint) -> mx.Dtype:

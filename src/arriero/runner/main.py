@@ -115,7 +115,7 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
             raise Interrupted
         channel.send([progress])
 
-    loaded = load(config.source, config.dtype, report)
+    loaded = load(config.source, config.dtype, report, config.prefill)
     facts = loaded.model.facts
     context = min(config.context_length, facts.context_length) or facts.context_length
     limits = Limits(

@@ -47,6 +47,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens in one forward; 0 = decided by the device."""
     dtype: str = ""
     """Activation dtype; '' = the checkpoint's."""
+    prefill: str = ""
+    """How products of many tokens are computed: '' or 'exact', or 'int8'."""
     memory_limit: int = 0
     """Bytes that weights, caches and scratch may take together; 0 = no limit."""
     log_level: str = "INFO"

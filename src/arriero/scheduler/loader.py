@@ -218,6 +218,7 @@ class Loader:
             max_rows=self._settings.num_parallel,
             prefill_chunk=self._settings.prefill_chunk,
             dtype=self._settings.dtype,
+            prefill=self._settings.prefill,
             log_level="DEBUG" if self._settings.debug else "INFO",
             parent_pid=os.getpid(),
         )

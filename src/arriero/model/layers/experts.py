@@ -90,6 +90,7 @@ def expert_product(x: mx.array, bank: Weight, indices: mx.array, *, sorted_indic
         mode=how.mode,
         global_scale=bank.global_scale,
         sorted_indices=sorted_indices,
+        exact=bank.exact,
     )
 
 

@@ -30,6 +30,7 @@ def matrix(weight: Weight, bias: mx.array | None = None) -> Matrix:
         mode=how.mode,
         global_scale=weight.global_scale,
         bias=bias,
+        exact=weight.exact,
     )
 
 
