@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import mlx.core as mx
 import numpy as np
 
+from arriero.image import ImagePatches, PlacedImage
 from arriero.model.checkpoint import Checkpoint
 
 
@@ -101,6 +102,65 @@ RowCaches = list["Cache | None"]
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of a row with images stand on several axes (time, height, width).
+
+    Behind the prompt all axes go on by one a token, from the furthest position that the prompt reached.
+    """
+
+    prompt: np.ndarray
+    """int32 `[axes, prompt length]`."""
+    shift: int
+    """What a position behind the prompt is off its index."""
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Coordinates int32 `[axes, n]` of absolute positions `[n]`."""
+        length = self.prompt.shape[1]
+        if positions.size and positions[-1] < length:
+            inside: np.ndarray = self.prompt[:, positions]
+            return inside
+        held = self.prompt[:, np.minimum(positions, length - 1)]
+        return np.where(positions < length, held, positions + self.shift).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Rows that take the place of tokens' embeddings in a packed batch."""
+
+    start: int
+    """Index of the first on the packed axis."""
+    rows: mx.array
+    """`[n, hidden]`, as the first layer takes them (no embedding scale)."""
+
+
+class Vision(Protocol):
+    """What turns images into embeddings: `Model.vision` of a model that has it."""
+
+    @property
+    def atomic(self) -> bool:
+        """Whether the tokens of an image see each other, so that no chunk may cut it."""
+        ...
+
+    def check(self, patches: ImagePatches) -> None:
+        """InvalidRequest for patches that are not of this tower's form."""
+        ...
+
+    def encode(self, patches: ImagePatches) -> mx.array:
+        """Embeddings `[tokens, hidden]` of one image, lazily; nothing but the image decides their bits."""
+        ...
+
+    def layout(self, length: int, images: Sequence[PlacedImage]) -> Layout | None:
+        """Positions of a prompt of `length` tokens with these images; None where they are the indices."""
+        ...
+
+
+def vision_of(model: Model) -> Vision | None:
+    """The model's tower for images; None where it has none."""
+    found: Vision | None = getattr(model, "vision", None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """The tokens of one row in a packed batch."""
 
@@ -111,8 +171,8 @@ class Span:
     """Absolute position of its first token in the row."""
     caches: Sequence[Cache | None]
     """The row's caches; `caches[slot].offset == position` before the forward."""
-    layout: Any = None
-    """Positions of several axes for rows with images (None = text)."""
+    layout: Layout | None = None
+    """Positions on several axes for rows with images (None = text, or a model that doesn't ask)."""
 
 
 @dataclass(slots=True)
@@ -123,8 +183,8 @@ class Batch:
     spans: Sequence[Span]
     taps: Sequence[int] = ()
     """Layers whose output a draft wants (id i = hidden after layer i)."""
-    features: Sequence[Any] = ()
-    """Embedding rows that replace tokens (images)."""
+    features: Sequence[Features] = ()
+    """Embedding rows that replace tokens (images), in order."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What all layers of one forward share: masks, positions, rope tables."""
 
@@ -149,6 +209,22 @@ class Batch:
         ids: np.ndarray = self.memo["ids"]
         return ids
 
+    @property
+    def coordinates(self) -> np.ndarray | None:
+        """Positions on every axis, int32 `[axes, T]`; None where no span has more than one."""
+        if "coordinates" not in self.memo:
+            layouts = [span.layout for span in self.spans if span.layout is not None]
+            found = None
+            if layouts:
+                found = np.repeat(self.positions[None], layouts[0].prompt.shape[0], axis=0)
+                for span in self.spans:
+                    if span.layout is not None:
+                        part = slice(span.start, span.start + span.length)
+                        found[:, part] = span.layout.at(self.positions[part])
+            self.memo["coordinates"] = found
+        coordinates: np.ndarray | None = self.memo["coordinates"]
+        return coordinates
+
     def caches(self, slot: int) -> list[Any]:
         """The cache of one slot for every span, in span order."""
         return [span.caches[slot] for span in self.spans]
@@ -160,6 +236,13 @@ class Hidden:
 
     final: mx.array
     taps: mx.array | None = None
+    head_input: mx.array | None = None
+    """What the model's own head for drafts takes where that is not `final`: `[T, width]`."""
+
+    @property
+    def for_head(self) -> mx.array:
+        """What the model's own head for drafts takes, and a draft that asks for no taps."""
+        return self.final if self.head_input is None else self.head_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +259,8 @@ class ModelFacts:
     """Upper bound over all layers that grow with the row."""
     cache_bytes_fixed: int = 0
     """Bytes of the states of a row that don't grow."""
+    embedding_scale: float = 1.0
+    """What the model multiplies the rows of `embed` by before its first layer."""
 
 
 @runtime_checkable
@@ -214,10 +299,79 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What the engine needs to know about a loaded draft."""
+
+    architecture: str
+    limit: int | None
+    """Tokens that one `propose` can give; None where each is a step of its own and any number goes."""
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose outputs it takes (`Batch.taps`); empty: it takes `Hidden.for_head`."""
+    lookahead: int = 0
+    """1 where position p of its caches also holds the token at p + 1: it is one token behind until that is known."""
+    conditional: bool = True
+    """Whether each token's scores take the tokens before it into account; else the rows of a block are guessed apart,
+    and drawing each by chance gives text that does not hang together."""
+    whole: bool = False
+    """Always asked for `limit` tokens: fewer lose more than they save."""
+    reads_target: bool = False
+    """Owns no caches: its spans carry the target's, which it only reads."""
+    cache_bytes_per_token: int = 0
+    cache_bytes_fixed: int = 0
+
+
+class Pick(Protocol):
+    """Chooses tokens by a draft's scores, and remembers the distribution that each was drawn from.
+
+    Called in order, once for each step, with the scores of one or more rows: float `[n, m]` over the tokens `ids`
+    int32 `[n, m]`, or over the whole vocabulary. Scores are logits before any temperature; among equal ones the first
+    is greedy's. Returns one token a row, int32 `[n]`, lazily. Nothing but what it returns conditions later scores, so
+    what it remembers is the draft's law.
+    """
+
+    def __call__(self, scores: mx.array, ids: mx.array | None = None) -> mx.array: ...
+
+
 class Draft(Protocol):
-    """Proposes tokens for a target, with the distribution that each was drawn from (see docs/speculation.md)."""
+    """Proposes tokens for a target, with the distribution that each was drawn from.
 
-    @classmethod
-    def load(cls, checkpoint: Checkpoint, target: Model, dtype: mx.Dtype) -> Self: ...
+    Position p of a draft's caches belongs to position p of the row. Their offset is the number of positions that the
+    draft knows, and only committed positions are ever in them: `propose` leaves what it guessed out. So a rejection
+    needs nothing of the draft, and rewinding or restoring it is rewinding or restoring its caches to the length of the
+    target's, as `Cache` says.
 
-    def new_caches(self) -> RowCaches: ...
+    A round of speculation, n positions being in the target's caches and the token at n, the *anchor*, being known:
+
+    1. `propose` gets the states of the positions that the draft doesn't know yet, `[caches' offset, n)`, and gives up
+       to `limit` tokens for positions n + 1, n + 2, …
+    2. The target's forward over anchor and tokens judges them. Of its rows the first 1 + accepted stay, their states
+       (`Hidden.taps`, or `Hidden.for_head`) are what the next `propose` or `commit` gets.
+
+    While nothing is drafted (prompts, other rows running), `commit` keeps the caches level, with any number of rows and
+    in any chunks; the results don't depend on them. A batch's `positions` are those of its states. Its tokens are those
+    at `position + lookahead`: with a look-ahead of 1 the last position waits for the token behind it, and in `propose`
+    the last token is the anchor. No captures may be planned past the committed length during a `propose`.
+    """
+
+    facts: DraftFacts
+
+    def new_caches(self) -> RowCaches:
+        """Fresh caches for a row; empty for a draft that reads the target's."""
+        ...
+
+    def commit(self, batch: Batch, states: mx.array) -> None:
+        """Take in the target's `states` `[T, width]` at the batch's positions; appends to the spans' caches."""
+        ...
+
+    def propose(self, batch: Batch, states: mx.array, anchor: mx.array, count: int, pick: Pick) -> mx.array:
+        """Take in what `commit` would, then guess the `count` tokens behind `anchor` (int32 `[1]`), for one row.
+
+        The batch has one span, which may be empty where there is no look-ahead. Returns int32 `[count]`, lazily, chosen
+        by `pick`. ValueError for several spans or a count that is not within 1 and the limit.
+        """
+        ...
+
+    def parameters(self) -> Iterable[mx.array]:
+        """Every array that the draft owns, none of the target's."""
+        ...

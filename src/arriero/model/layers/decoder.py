@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, Self
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ class Decoder:
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
     ) -> None:
-        self.facts = facts
+        self.facts = replace(facts, embedding_scale=embedding_scale or 1.0)
         self.embedding = embedding
         self.layers = list(layers)
         self.norm = norm
