@@ -124,12 +124,12 @@ class AttentionConfig:
 
 
 class GroupedAttention:
-    """q, k and v projections, optional norms of heads, rotation, attention, output projection."""
+    """q, k and v projections, optional norms of heads, rotation (None: no positions), attention, output projection."""
 
     def __init__(
         self,
         config: AttentionConfig,
-        rope: Rope,
+        rope: Rope | None,
         dtype: mx.Dtype,
         *,
         query: Linear,
@@ -164,7 +164,7 @@ class GroupedAttention:
             c.scale,
             window=c.window,
             softcap=c.softcap,
-            interleaved=self.rope.interleaved,
+            interleaved=self.rope is not None and self.rope.interleaved,
             before=pair(before),
             query_norm=pair(self.query_norm),
             key_norm=pair(self.key_norm),
@@ -172,7 +172,9 @@ class GroupedAttention:
         )
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope | None
+    ) -> Self:
         """`q_proj`, `k_proj`, `v_proj`, `o_proj`, and with `norm_eps` also `q_norm`, `k_norm`, under `prefix`."""
         c = config
 
@@ -220,7 +222,7 @@ class GroupedAttention:
             bases.append(base)
         y, filled = self.part(
             x,
-            self.rope.angles(batch),
+            None if self.rope is None else self.rope.angles(batch),
             buffers,
             lengths=lengths,
             positions=positions,

@@ -36,6 +36,12 @@ class Layer(Protocol):
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array: ...
 
 
+class Norm(Protocol):
+    """`[T, hidden]` to the same, in x's dtype."""
+
+    def __call__(self, x: mx.array) -> mx.array: ...
+
+
 class Decoder:
     """A stack of layers with one cache slot each. Architectures build it in their `load`."""
 
@@ -47,7 +53,7 @@ class Decoder:
         *,
         embedding: Embedding,
         layers: Sequence[Layer],
-        norm: RMSNorm,
+        norm: Norm,
         head: Linear,
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
@@ -74,22 +80,28 @@ class Decoder:
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
         left_out: re.Pattern[str] | None = None,
+        load_norm: Callable[[str], Norm] | None = None,
     ) -> Self:
         """Load the table, the layers (`load_layer(prefix, index)`), the final norm and the head; report the rest.
 
-        Tensors that `left_out` finds are known, and not wanted; the architecture says so itself where it matters.
+        `load_norm(prefix)` gives the final norm where it is no RMS norm. Tensors that `left_out` finds are known, and
+        not wanted; the architecture says so itself where it matters.
         """
         root = find_root(checkpoint)
         embedding = Embedding.load(checkpoint, f"{root}embed_tokens", dtype, shape=(shape.vocab, shape.hidden))
-        norm = RMSNorm.load(
-            checkpoint,
-            f"{root}norm",
-            dtype,
-            eps=shape.eps,
-            width=shape.hidden,
-            centred=centred_norm,
-            baked=baked_norm,
-        )
+        norm: Norm
+        if load_norm is not None:
+            norm = load_norm(f"{root}norm")
+        else:
+            norm = RMSNorm.load(
+                checkpoint,
+                f"{root}norm",
+                dtype,
+                eps=shape.eps,
+                width=shape.hidden,
+                centred=centred_norm,
+                baked=baked_norm,
+            )
         outer = root.removesuffix("model.")
         heads = list(dict.fromkeys([f"{root}lm_head", f"{outer}lm_head", "lm_head"]))
         model = cls(

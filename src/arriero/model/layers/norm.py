@@ -56,3 +56,23 @@ class RMSNorm:
     def of_sum(self, x: mx.array, branch: mx.array) -> tuple[mx.array, mx.array]:
         """`x + branch`, and that sum normalised."""
         return add_rms_norm(x, branch, self.gain, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """`(x − mean) / sqrt(variance + ε) · gain` over the last axis, in float32, without a bias; the result has x's
+    dtype.
+    """
+
+    gain: mx.array
+    eps: float
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, eps: float, width: int) -> Self:
+        """`prefix.weight` `[width]`, in the activations' dtype."""
+        weight = checkpoint.tensor(f"{prefix}.weight")
+        expect_shape(f"{prefix}.weight", tuple(weight.shape), (width,))
+        return cls(weight.astype(dtype), eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.gain, None, self.eps)
