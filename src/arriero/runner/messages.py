@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from arriero.image import PlacedImage
 from arriero.source import ModelSource
 
 
@@ -71,6 +72,8 @@ class Submit(msgspec.Struct, tag="submit", kw_only=True):
     sampling: SamplingOptions
     boundaries: list[int] = []
     """Offsets in `tokens` where messages end: good restore points for the prefix cache."""
+    images: list[PlacedImage] = []
+    """In order, each over placeholder tokens of its own."""
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
