@@ -11,6 +11,7 @@ from typing import Any
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile, GGUFTensor
+from arriero.model.gguf_keys import Keys
 from arriero.model.gguf_orders import TILED
 
 ARCHITECTURES = {
@@ -54,65 +55,6 @@ _MOST_FACTORS = 4096
 """Of a rotary table: half a head."""
 
 
-class _Keys:
-    """The metadata of one architecture, with types checked and errors that name the key."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.path = file.path
-        self.metadata: Mapping[str, Any] = file.metadata
-        self.prefix = architecture
-
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The value of `<architecture>.<key>`, or None when it is absent."""
-        name = f"{self.prefix}.{key}"
-        value = self.metadata.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.unusable(key, value)
-        return value
-
-    def unusable(self, key: str, value: Any) -> CheckpointError:
-        return CheckpointError(f"{self.path}: the key {self.prefix}.{key} has the unusable value {value!r:.60}")
-
-    def need(self, key: str) -> int:
-        """A positive whole number that must be there."""
-        value = self.integer(key)
-        if not value:
-            raise CheckpointError(
-                f"{self.path}: the key {self.prefix}.{key} is missing or zero; create the model again"
-            )
-        return value
-
-    def integer(self, key: str) -> int | None:
-        """A whole number of 0 or more."""
-        value = self.get(key, int)
-        if value is not None and value < 0:
-            raise self.unusable(key, value)
-        return None if value is None else int(value)
-
-    def number(self, key: str) -> float | None:
-        """A float32 of 0 or more in its shortest decimal form (1e-05, not 9.999999747378752e-06)."""
-        value = self.get(key, (int, float))
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise self.unusable(key, value)
-        return None if value is None else float(f"{value:.7g}")
-
-    def same_for_all_layers(self, key: str, *, zeros: bool = False) -> int | None:
-        """A number that may be stored once per layer, if all layers agree (with `zeros`: all that have it)."""
-        value = self.get(key, (int, list))
-        if not isinstance(value, list):
-            return self.integer(key)
-        if zeros:
-            value = [item for item in value if item != 0]
-        if not value or any(item != value[0] for item in value):
-            raise CheckpointError(f"{self.path}: the key {self.prefix}.{key} differs between layers; not supported")
-        first = value[0]
-        if not isinstance(first, int) or first < 0:
-            raise self.unusable(key, value)
-        return first
-
-
 def architecture_of(file: GGUFFile) -> str:
     """The file's `general.architecture`; CheckpointError when it has none."""
     name = file.metadata.get("general.architecture")
@@ -130,7 +72,7 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     tensors = {name: tensor for part in files for name, tensor in part.tensors.items()}
     if _EMBEDDING not in tensors:
         raise CheckpointError(f"{file.path}: the tensor {_EMBEDDING} is missing; pull the model again")
-    keys = _Keys(file, architecture)
+    keys = Keys(file, architecture, tensors)
     heads = keys.same_for_all_layers("attention.head_count")
     if not heads:
         raise CheckpointError(f"{file.path}: the key {architecture}.attention.head_count is missing or zero")
@@ -185,7 +127,7 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     return config
 
 
-def _refuse_unhonoured(keys: _Keys) -> None:
+def _refuse_unhonoured(keys: Keys) -> None:
     for key, neutral in _NEUTRAL.items():
         value = keys.metadata.get(f"{keys.prefix}.{key}")
         if value is not None and value not in neutral:
@@ -214,7 +156,7 @@ def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def _rope_scaling(keys: _Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, Any] | None:
+def _rope_scaling(keys: Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, Any] | None:
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
         if factors.type.name not in ("F32", "F16"):
@@ -245,7 +187,7 @@ def _rope_scaling(keys: _Keys, tensors: Mapping[str, GGUFTensor]) -> dict[str, A
     return scaling | {key: value for key, value in optional.items() if value is not None}
 
 
-def _llama(keys: _Keys, config: dict[str, Any]) -> None:
+def _llama(keys: Keys, config: dict[str, Any]) -> None:
     if keys.integer("expert_count"):
         config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
     if "partial_rotary_factor" in config and keys.prefix == "llama":
@@ -256,12 +198,12 @@ def _llama(keys: _Keys, config: dict[str, Any]) -> None:
         config["sliding_window"] = window
 
 
-def _qwen2(keys: _Keys, config: dict[str, Any]) -> None:
+def _qwen2(keys: Keys, config: dict[str, Any]) -> None:
     config["attention_bias"] = True
     _llama(keys, config)
 
 
-def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
+def _qwen3moe(keys: Keys, config: dict[str, Any]) -> None:
     normed = keys.get("expert_weights_norm", bool)
     if normed is None:
         normed = keys.get("norm_top_k_prob", bool)
@@ -275,7 +217,7 @@ def _qwen3moe(keys: _Keys, config: dict[str, Any]) -> None:
     }
 
 
-def _qwen35(keys: _Keys, config: dict[str, Any]) -> None:
+def _qwen35(keys: Keys, config: dict[str, Any]) -> None:
     """Layers past the last are those of the head that predicts several tokens."""
     drafts = keys.integer("nextn_predict_layers") or 0
     layers = config["num_hidden_layers"] - drafts
@@ -309,13 +251,13 @@ def _qwen35(keys: _Keys, config: dict[str, Any]) -> None:
         config["layer_types"] = ["linear_attention" if flag else "full_attention" for flag in recurrent[:layers]]
 
 
-def _qwen35moe(keys: _Keys, config: dict[str, Any]) -> None:
+def _qwen35moe(keys: Keys, config: dict[str, Any]) -> None:
     _qwen35(keys, config)
     _qwen3moe(keys, config)
     config["shared_expert_intermediate_size"] = keys.need("expert_shared_feed_forward_length")
 
 
-def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> None:
+def _gemma(keys: Keys, config: dict[str, Any], pattern: int, largest: int) -> None:
     """Windows and caps; in the largest size (by layer count) the softmax scale follows the hidden size.
 
     Gemma's activations pass float16's range, whatever the weights are stored in.
@@ -345,23 +287,23 @@ def _gemma(keys: _Keys, config: dict[str, Any], pattern: int, largest: int) -> N
             config[cap] = value
 
 
-def _gemma2(keys: _Keys, config: dict[str, Any]) -> None:
+def _gemma2(keys: Keys, config: dict[str, Any]) -> None:
     config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     _gemma(keys, config, pattern=2, largest=46)
 
 
-def _gemma3(keys: _Keys, config: dict[str, Any]) -> None:
+def _gemma3(keys: Keys, config: dict[str, Any]) -> None:
     _gemma(keys, config, pattern=6, largest=62)
     # Two spellings circulate for the bases of the global and the sliding layers.
     config["rope_theta"] = keys.number("rope.freq_base") or keys.number("rope.global.freq_base") or 1e6
     config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or keys.number("rope.local.freq_base") or 10000.0
 
 
-def _nothing(keys: _Keys, config: dict[str, Any]) -> None:
+def _nothing(keys: Keys, config: dict[str, Any]) -> None:
     del keys, config
 
 
-_ADDITIONS: dict[str, Callable[[_Keys, dict[str, Any]], None]] = {
+_ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _nothing,

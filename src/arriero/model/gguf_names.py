@@ -36,6 +36,23 @@ _SHARED = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_SUMMED = {
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.embed_q",
+    "attn_v_b": "self_attn.unembed_out",
+}
 _DELTA_NET = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -63,8 +80,10 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "qwen35moe": _LLAMA | _MOE | _SHARED | _DELTA_NET,
     "gemma2": _LLAMA | _GEMMA,
     "gemma3": _LLAMA | _GEMMA,
+    "deepseek2": _LLAMA | _MOE | _SUMMED | _LATENT,
+    "glm4moe": _LLAMA | _MOE | _SUMMED | {"post_attention_norm": "post_attention_layernorm"},
 }
-"""Per GGUF architecture: a layer's module → the Hugging Face module."""
+"""Per GGUF architecture: a layer's module → the Hugging Face module; one with its suffix (`x.bias`) → the tensor."""
 
 PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"}
 """Tensors of a layer whose Hugging Face names have no suffix; `ssm_a` holds −exp(A_log), and `ssm_dt` may be a bias."""
@@ -85,6 +104,8 @@ def hugging_face_name(architecture: str, name: str) -> str:
     if module in _TOP and kind in ("weight", "bias"):
         return f"{_TOP[module]}.{kind}"
     match = _LAYER.match(name)
+    if match and f"{match[2]}.{match[3]}" in modules:
+        return f"model.layers.{match[1]}.{modules[f'{match[2]}.{match[3]}']}"
     if match and match[2] in modules:
         return f"model.layers.{match[1]}.{modules[match[2]]}.{match[3]}"
     parameter = _PARAMETER.match(name)
