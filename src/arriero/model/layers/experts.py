@@ -132,9 +132,9 @@ class Experts:
             expect_shape(name, both.shape, (experts, 2 * intermediate, hidden))
             gate, up = both.rows(slice(0, intermediate)), both.rows(slice(intermediate, None))
         else:
-            gate = _bank(checkpoint, prefix, "gate_proj", dtype, wide)
-            up = _bank(checkpoint, prefix, "up_proj", dtype, wide)
-        down = _bank(checkpoint, prefix, "down_proj", dtype, narrow)
+            gate = load_bank(checkpoint, prefix, "gate_proj", dtype, wide)
+            up = load_bank(checkpoint, prefix, "up_proj", dtype, wide)
+        down = load_bank(checkpoint, prefix, "down_proj", dtype, narrow)
         return cls(gate, up, down, activation)
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
@@ -183,7 +183,8 @@ class SharedSparseMLP:
         return self.sparse(x) + sigmoid_gate(self.shared(x), self.gate(x))
 
 
-def _bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+def load_bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+    """The matrices `name` of all experts under `prefix`, `[experts, out, in]`, stacked or one by one in the file."""
     for stacked in (
         f"{prefix}.experts.{name}",
         f"{prefix}.experts.{name}.weight",

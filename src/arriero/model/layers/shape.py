@@ -79,9 +79,9 @@ class DecoderShape:
             tied=fields.flag("tie_word_embeddings", tied),
         )
 
-    def facts(self, dtype: mx.Dtype, attentions: Sequence[AttentionConfig], rope: RopeConfig) -> ModelFacts:
-        """What the engine needs to know, with the caches of these attention layers."""
-        context = max(self.context_length, rope.extended_length)
+    def facts(self, dtype: mx.Dtype, attentions: Sequence[AttentionConfig], rope: RopeConfig | None) -> ModelFacts:
+        """What the engine needs to know, with the caches of these attention layers; None: no positions."""
+        context = max(self.context_length, 0 if rope is None else rope.extended_length)
         sizes = [attention.cache_bytes(dtype, context) for attention in attentions]
         return ModelFacts(
             architecture=self.architecture,
