@@ -188,6 +188,11 @@ class Batch:
     memo: dict[Any, Any] = field(default_factory=dict)
     """What all layers of one forward share: masks, positions, rope tables."""
 
+    @classmethod
+    def of(cls, ids: np.ndarray, spans: Sequence[Span]) -> Self:
+        """A batch of ids int32 `[T]` that the host knows."""
+        return cls(mx.array(ids), spans, memo={"ids": ids})
+
     @property
     def positions(self) -> np.ndarray:
         """Absolute position of every packed token, int32 `[T]`."""
@@ -201,8 +206,8 @@ class Batch:
     def ids(self) -> np.ndarray:
         """The packed tokens on the host, int32 `[T]`, for what is looked up by id outside the device.
 
-        The first reading waits until lazy tokens are computed: the next forward is then built after the last sample
-        instead of beside it. Models that don't ask never pay.
+        A batch made with `of` has them. Else the first reading waits until lazy tokens are computed: the next forward
+        is then built after the last sample instead of beside it. Models that don't ask never pay.
         """
         if "ids" not in self.memo:
             self.memo["ids"] = np.array(self.tokens.astype(mx.int32))
@@ -331,6 +336,19 @@ class Pick(Protocol):
     """
 
     def __call__(self, scores: mx.array, ids: mx.array | None = None) -> mx.array: ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A model that looks rows up in files by token ids, and can begin before the forward that needs them."""
+
+    def read_ahead(self, coming: Sequence[tuple[np.ndarray, int]]) -> None:
+        """Say which prompt tokens the next forward is going to take: per row all ids up to there, and how many are new.
+
+        Returns at once; the reading goes on beside whatever the device computes. A wrong guess costs reads, and
+        changes no bit of a result.
+        """
+        ...
 
 
 class Draft(Protocol):

@@ -99,7 +99,7 @@ class Pipeline:
         for chunk in chunks:
             spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches))
             at += chunk.length
-        hidden = self.model.forward(Batch(self._tokens(rows, chunks), spans)).final
+        hidden = self.model.forward(self._batch(rows, chunks, spans)).final
 
         sampled = None
         outputs: list[mx.array] = []
@@ -126,16 +126,16 @@ class Pipeline:
         self.latest = Flight(rows, sampled, chunks, marker, outputs)
         return self.latest
 
-    def _tokens(self, rows: list[Row], chunks: list[Chunk]) -> mx.array:
+    def _batch(self, rows: list[Row], chunks: list[Chunk], spans: list[Span]) -> Batch:
         """The packed tokens `[T]`: the latest samples, then the prompts' last tokens, then the chunks."""
         latest = self.latest
         lazy = latest.sampled.tokens if latest is not None and latest.sampled is not None else None
         if lazy is not None and not chunks and latest is not None and rows == latest.rows:
-            return lazy
+            return Batch(lazy, spans)
         host = [row.prompt[-1:] for row in rows if not row.sampled]
         host += [chunk.row.prompt[chunk.start : chunk.end] for chunk in chunks]
         running = [row.slot for row in rows if row.sampled]
         if lazy is None or not running:
-            return mx.array(np.concatenate(host))
+            return Batch.of(np.concatenate(host), spans)
         picks = mx.take(lazy, mx.array(np.array(running, np.int32)))
-        return mx.concatenate([picks, mx.array(np.concatenate(host))]) if host else picks
+        return Batch(mx.concatenate([picks, mx.array(np.concatenate(host))]) if host else picks, spans)

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong
 from arriero.kernels.device import on_cpu
-from arriero.model.contract import Model
+from arriero.model.contract import Model, ReadsAhead
 from arriero.runner.decode import Flight, Pipeline, Sampler
 from arriero.runner.memory import is_out_of_memory, readable
 from arriero.runner.messages import Failed, FromRunner, PrefillProgress, Submit, TokenLogprob, Tokens
@@ -75,6 +75,7 @@ class Engine:
         """Messages for the server, in order; the owner takes them with `drain`."""
         self._ahead = not on_cpu() if ahead is None else ahead
         self._thread = threading.get_ident()
+        self._reader = model if isinstance(model, ReadsAhead) else None
         self._pipeline = Pipeline(model, sampler)
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
@@ -144,6 +145,7 @@ class Engine:
             flight = self._build()
             if flight is not None and self._ahead:
                 flight.launch()
+            self._read_ahead()
             if previous is not None:
                 self._read(previous)
             if flight is not None and not self._ahead:
@@ -212,8 +214,7 @@ class Engine:
         running = [row for row in decoding if row.sampled]
         if len(running) != len(decoding):
             running += [row for row in decoding if not row.sampled]
-        budget = self.limits.prefill_chunk
-        chunks = plan_chunks(self._rows, max(budget // CHUNK_SHARE, 1) if running else budget)
+        chunks = plan_chunks(self._rows, self._budget(decoding=bool(running)))
         if not running and not chunks:
             self._pipeline.latest = None
             return None
@@ -227,6 +228,20 @@ class Engine:
         if crossed or chunks:
             mx.clear_cache()
         return flight
+
+    def _budget(self, *, decoding: bool) -> int:
+        """Prompt tokens of one forward."""
+        budget = self.limits.prefill_chunk
+        return max(budget // CHUNK_SHARE, 1) if decoding else budget
+
+    def _read_ahead(self) -> None:
+        """Tell a model that reads files which prompt tokens the next forward takes, unless rows come or go."""
+        if self._reader is None:
+            return
+        decoding = any(row.phase is Phase.DECODING for row in self._rows)
+        chunks = plan_chunks(self._rows, self._budget(decoding=decoding))
+        if chunks:
+            self._reader.read_ahead([(chunk.row.prompt[: chunk.end], chunk.length) for chunk in chunks])
 
     def _launch_late(self, flight: Flight) -> None:
         """Launch after the read, unless that ended all the rows that it was for."""

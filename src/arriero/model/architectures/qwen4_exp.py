@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.architectures import resident_tables
@@ -258,6 +259,9 @@ class Model:
         """
         if batch.features:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
+        for layer in self.layers:
+            if layer.ngrams is not None:
+                layer.ngrams.begin(batch, layer.slots.ngrams)
         x = self.embedding(batch.tokens)
         c = self.config.streams
         streams = mx.broadcast_to(x[:, None], (x.shape[0], c.count, c.hidden))
@@ -270,6 +274,12 @@ class Model:
         taps[len(self.layers) - 1] = final
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
         return Hidden(final, tapped)
+
+    def read_ahead(self, coming: Sequence[tuple[np.ndarray, int]]) -> None:
+        """Start to fetch rows of the tables for prompt tokens that come next."""
+        for layer in self.layers:
+            if layer.ngrams is not None:
+                layer.ngrams.read_ahead(coming)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[n, hidden]` to `[n, vocab]` in the activations' dtype."""

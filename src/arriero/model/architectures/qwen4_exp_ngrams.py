@@ -9,6 +9,7 @@ which the device computes the layers before.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import mlx.core as mx
@@ -112,38 +113,60 @@ class NGramEmbedding:
         c = self.config
         return NGramCache(c.size - 1, c.boundary, c.history, self.streams.width, self.dtype)
 
+    def read_ahead(self, coming: Sequence[tuple[np.ndarray, int]]) -> None:
+        """Start to fetch the rows of the next forward; see `ReadsAhead`."""
+        before = np.full(self.config.size - 1, self.config.boundary, np.int32)
+        parts = [self.hash(np.concatenate([before, ids])[-(count + len(before)) :]) for ids, count in coming]
+        if parts:
+            self.table.expect(np.concatenate(parts).reshape(-1))
+
+    def begin(self, batch: Batch, slot: int) -> None:
+        """Start to fetch the rows of this forward, where its ids are known before anything is computed."""
+        if "ids" in batch.memo:
+            self.table.expect(self._rows(batch, slot).reshape(-1))
+
+    def _tokens(self, batch: Batch, slot: int) -> list[np.ndarray]:
+        """Per span the ids before it that its n-grams reach, and its own."""
+        return [
+            np.concatenate([cache.context(), batch.ids[span.start : span.start + span.length]])
+            for cache, span in zip(batch.caches(slot), batch.spans, strict=True)
+        ]
+
+    def _rows(self, batch: Batch, slot: int) -> np.ndarray:
+        """Row numbers int64 `[T, heads]`, made once a forward."""
+        key = ("n-gram rows", slot)
+        if key not in batch.memo:
+            batch.memo[key] = np.concatenate([self.hash(part) for part in self._tokens(batch, slot)])
+        rows: np.ndarray = batch.memo[key]
+        return rows
+
     def __call__(self, streams: mx.array, batch: Batch, slot: int) -> mx.array:
         """Streams `[T, streams, hidden]` to the same."""
         c = self.config
         caches: list[NGramCache] = batch.caches(slot)
-        held = [cache.get() for cache in caches]
+        tails = [cache.get()[1].squeeze(0) for cache in caches]
         lengths = [span.length for span in batch.spans]
         stops = [cache.splits(length) for cache, length in zip(caches, lengths, strict=True)]
-        if "ids" not in batch.memo:
-            # The device computes the layers before this one while the host reads the ids and collects the rows.
-            mx.async_eval(streams)  # type: ignore[no-untyped-call]
-        tokens = [
-            np.concatenate([np.array(context), batch.ids[span.start : span.start + span.length]])
-            for (context, _), span in zip(held, batch.spans, strict=True)
-        ]
-        rows = np.concatenate([self.hash(part) for part in tokens])
+        # The device computes the layers before this one while the host waits for the ids and collects the rows.
+        mx.async_eval(streams)  # type: ignore[no-untyped-call]
+        tokens = self._tokens(batch, slot)
+        rows = self._rows(batch, slot)
         key, value = self.key_value(self.table(rows.reshape(-1)).reshape(-1, c.width))
         found = _gated(self.key_norm(key.reshape(streams.shape)), self.query_norm(streams), value)
         normed = self.conv_norm(found).reshape(-1, self.streams.width)
         convolved = depthwise_conv(
             normed,
             self.taps,
-            tails=[tail.squeeze(0) for _, tail in held],
+            tails=tails,
             lengths=lengths,
             stops=stops,
             dilation=c.size,
             silu=True,
         )
         for i, cache in enumerate(caches):
-            ends = [*stops[i], lengths[i]]
-            tails = [*convolved.interior[i], convolved.ends[i]]
-            contexts = [mx.array(tokens[i][end : end + c.size - 1].astype(np.int32)) for end in ends]
-            cache.put([(context, tail[None]) for context, tail in zip(contexts, tails, strict=True)], lengths[i])
+            contexts = [tokens[i][end : end + c.size - 1] for end in [*stops[i], lengths[i]]]
+            ends = [*convolved.interior[i], convolved.ends[i]]
+            cache.put_ids(contexts, [tail[None] for tail in ends], lengths[i])
         return _added(streams, found, convolved.y.reshape(streams.shape))
 
 

@@ -19,6 +19,7 @@ from arriero.errors import CheckpointError
 from arriero.formats.mapped import read_here_and_there
 from arriero.kernels.embedding import dequantize
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.row_fetch import FileRows
 from arriero.model.stored import HostWeight
 from arriero.model.weight import Quantization, Weight
 
@@ -55,8 +56,10 @@ class ShardedTable:
         self.starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
         self.factors = factors
         self.dtype = dtype
-        self.views = list(views)
         self.weights = list(weights)
+        parts = ("data", "scales", "biases") if layout.quantization is not None else ("data",)
+        columns = [[getattr(view, part) for view in views if getattr(view, part) is not None] for part in parts]
+        self.files = FileRows([column for column in columns if column], self.starts) if views else None
 
     @classmethod
     def load(
@@ -113,37 +116,38 @@ class ShardedTable:
         log.info("a table of %d rows (%.1f GB) %s", rows, size / 1e9, "is loaded" if resident else "stays in its files")
         return cls(layout, sizes, factors, dtype, views=views, weights=weights)
 
+    def expect(self, rows: np.ndarray) -> None:
+        """Start to copy rows from the files, of which the next call will ask for some; loaded ones need no start.
+
+        Which rows were expected changes no bit of the result. ValueError for a number outside the table.
+        """
+        if self.files is not None:
+            self.files.expect(self._checked(np.unique(rows)))
+
     def __call__(self, rows: np.ndarray) -> mx.array:
         """Row numbers `[n]` to rows `[n, width]`; ValueError for a number outside the table."""
         chosen, place = np.unique(rows, return_inverse=True)
-        if chosen.size and not 0 <= chosen[0] <= chosen[-1] < self.starts[-1]:
-            raise ValueError(f"rows {chosen[0]} … {chosen[-1]} of a table of {self.starts[-1]}")
+        self._checked(chosen)
         edges = np.searchsorted(chosen, self.starts)
         used = [shard for shard in range(len(edges) - 1) if edges[shard] < edges[shard + 1]]
-        local = [chosen[edges[shard] : edges[shard + 1]] - self.starts[shard] for shard in used]
-        values = self._decode(*(self._held(used, local) if self.weights else self._copied(used, local)))
+        if self.files is not None:
+            values = self._decode(*(_uploaded(column) for column in self.files.take(chosen)))
+        else:
+            local = [chosen[edges[shard] : edges[shard + 1]] - self.starts[shard] for shard in used]
+            values = self._decode(*self._held(used, local))
         if self.factors is not None:
-            counts = [index.size for index in local]
+            counts = [edges[shard + 1] - edges[shard] for shard in used]
             values = values * mx.array(np.repeat(self.factors[used], counts))[:, None]
         return values.astype(self.dtype)[mx.array(place.reshape(-1).astype(np.int32))]
 
-    def _copied(self, used: list[int], local: list[np.ndarray]) -> list[mx.array | None]:
-        """Chosen rows and their scales and zero points, from the files to the device."""
-        views = [self.views[shard] for shard in used]
-        packed = self.layout.quantization is not None
-        columns: list[list[np.ndarray | None]] = [
-            [v.data for v in views],
-            [v.scales for v in views],
-            [v.biases for v in views],
-        ]
-        found: list[mx.array | None] = []
-        for column in columns if packed else columns[:1]:
-            parts = [part[index] for part, index in zip(column, local, strict=True) if part is not None]
-            found.append(_uploaded(np.concatenate(parts)) if parts else None)
-        return found
+    def _checked(self, chosen: np.ndarray) -> np.ndarray:
+        """Ascending numbers that are all in the table."""
+        if chosen.size and not 0 <= chosen[0] <= chosen[-1] < self.starts[-1]:
+            raise ValueError(f"rows {chosen[0]} … {chosen[-1]} of a table of {self.starts[-1]}")
+        return chosen
 
     def _held(self, used: list[int], local: list[np.ndarray]) -> list[mx.array | None]:
-        """The same from loaded shards."""
+        """Chosen rows and their scales and zero points, from loaded shards."""
         weights = [self.weights[shard] for shard in used]
         indices = [mx.array(index.astype(np.int32)) for index in local]
         columns: list[list[mx.array | None]] = [

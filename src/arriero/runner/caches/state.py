@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.model.contract import Snapshot
 from arriero.runner.caches.schedule import Schedule
@@ -186,3 +187,29 @@ class NGramCache(WholeState):
                 Part("convolution tail", (1, tail, channels), conv_dtype),
             )
         )
+        self._before = np.full(context, before, np.int32)
+        self._known: tuple[mx.array, np.ndarray] | None = None
+
+    def get(self) -> tuple[mx.array, ...]:
+        empty = self._arrays is None
+        arrays = super().get()
+        if empty:
+            self._known = (arrays[0], self._before)
+        return arrays
+
+    def context(self) -> np.ndarray:
+        """The last token ids on the host.
+
+        Reading them back from the device would wait for all that it has been given to do, so the host keeps what it
+        was told with `put_ids`; only after a restore are they read.
+        """
+        ids = self.get()[0]
+        if self._known is None or self._known[0] is not ids:
+            self._known = (ids, np.array(ids))
+        return self._known[1]
+
+    def put_ids(self, contexts: Sequence[np.ndarray], tails: Sequence[mx.array], length: int) -> None:
+        """As `put`, from ids int32 `[context]` that the host knows."""
+        states = [(mx.array(ids), tail) for ids, tail in zip(contexts, tails, strict=True)]
+        self.put(states, length)
+        self._known = (self.get()[0], contexts[-1])
