@@ -1,0 +1,114 @@
+"""What one way of computing a model costs in quality, measured against another over a text.
+
+Perplexity says whether a text became less likely; the divergence of the next token's distribution finds differences
+that perplexity averages out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.model.contract import Batch, Model, Span
+
+LOGIT_ROWS = 8
+"""Rows of one head product: as few as decoding has, since prefill computes no logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Figures of the predictions of a text; divergences are KL(reference ‖ candidate) in nats per token."""
+
+    tokens: int
+    """Predicted tokens."""
+    reference_perplexity: float
+    perplexity: float
+    mean_divergence: float
+    largest_divergence: float
+    high_divergence: float
+    """The 99th percentile."""
+    same_likeliest: float
+    """Share of the tokens for which both find the same one likeliest."""
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity of the candidate over that of the reference."""
+        return self.perplexity / self.reference_perplexity
+
+
+def compare(
+    reference: Model,
+    candidate: Model,
+    tokens: Sequence[int],
+    *,
+    window: int = 2048,
+    chunk: int = 512,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Quality:
+    """Both models read `tokens` in windows of their own context, in chunks of `chunk`, as the engine reads a prompt.
+
+    Every token but the first of a window is predicted. ValueError when there is none, or when the two have different
+    vocabularies. Nothing larger than a few rows of logits is held.
+    """
+    if reference.facts.vocab_size != candidate.facts.vocab_size:
+        raise ValueError(
+            f"vocabularies of {reference.facts.vocab_size} and {candidate.facts.vocab_size} tokens cannot be compared"
+        )
+    if len(tokens) < 2 or window < 2:
+        raise ValueError(f"{len(tokens)} tokens in windows of {window}: nothing is predicted")
+    windows = [list(tokens[at : at + window]) for at in range(0, len(tokens), window)]
+    found: list[np.ndarray] = []
+    done = 0
+    for ids in windows:
+        caches = [reference.new_caches(), candidate.new_caches()]
+        for at in range(0, len(ids) - 1, chunk):
+            part = ids[at : at + chunk]
+            states = [
+                model.forward(Batch(mx.array(part, mx.int32), [Span(0, len(part), at, held)])).final
+                for model, held in zip((reference, candidate), caches, strict=True)
+            ]
+            mx.eval(
+                states, [array for held in caches for cache in held if cache is not None for array in cache.state()]
+            )
+            following = np.array(ids[at + 1 : at + 1 + len(part)])
+            for row in range(0, len(following), LOGIT_ROWS):
+                wanted = following[row : row + LOGIT_ROWS]
+                first, second = (
+                    _log_probabilities(model, hidden[row : row + len(wanted)])
+                    for model, hidden in zip((reference, candidate), states, strict=True)
+                )
+                found.append(_rows(first, second, wanted))
+            done += len(part)
+            progress(done)
+    losses, others, divergences, same = np.concatenate(found, axis=1)
+    return Quality(
+        tokens=len(losses),
+        reference_perplexity=float(np.exp(losses.mean())),
+        perplexity=float(np.exp(others.mean())),
+        mean_divergence=float(divergences.mean()),
+        largest_divergence=float(divergences.max()),
+        high_divergence=float(np.quantile(divergences, 0.99)),
+        same_likeliest=float(same.mean()),
+    )
+
+
+def _log_probabilities(model: Model, hidden: mx.array) -> np.ndarray:
+    """Float32 `[n, vocab]`; the sum is taken in float64."""
+    logits = np.array(model.logits(hidden).astype(mx.float32))
+    logits -= logits.max(axis=-1, keepdims=True)
+    totals = np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64))
+    normed: np.ndarray = logits - totals.astype(np.float32)
+    return normed
+
+
+def _rows(first: np.ndarray, second: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """`[4, n]`: both losses, the divergence, and 1 where the likeliest token is the same."""
+    at = np.arange(len(wanted))
+    # A token that a model rules out has −inf in both and is no part of either.
+    gap = np.where(np.isfinite(first) & np.isfinite(second), first - second, 0)
+    divergence = (np.exp(first) * gap).sum(axis=-1, dtype=np.float64)
+    same = first.argmax(axis=-1) == second.argmax(axis=-1)
+    return np.stack([-first[at, wanted], -second[at, wanted], divergence, same]).astype(np.float64)
