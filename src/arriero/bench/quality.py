@@ -107,8 +107,8 @@ def _log_probabilities(model: Model, hidden: mx.array) -> np.ndarray:
 def _rows(first: np.ndarray, second: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """`[4, n]`: both losses, the divergence, and 1 where the likeliest token is the same."""
     at = np.arange(len(wanted))
-    # A token that a model rules out has −inf in both and is no part of either.
-    gap = np.where(np.isfinite(first) & np.isfinite(second), first - second, 0)
+    # A token that the reference rules out adds nothing; one that only the candidate does makes it infinite.
+    gap = np.subtract(first, second, where=np.isfinite(first), out=np.zeros_like(first))
     divergence = (np.exp(first) * gap).sum(axis=-1, dtype=np.float64)
     same = first.argmax(axis=-1) == second.argmax(axis=-1)
     return np.stack([-first[at, wanted], -second[at, wanted], divergence, same]).astype(np.float64)
