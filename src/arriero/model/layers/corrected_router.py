@@ -7,6 +7,7 @@ from typing import Self
 
 import mlx.core as mx
 
+from arriero.kernels.activation import softcap
 from arriero.kernels.topk import top_k, top_k_values
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -27,6 +28,8 @@ class CorrectedRouterConfig:
     """Of `groups`, those that a token's experts come from."""
     normalise: bool
     scale: float
+    cap: float | None = None
+    """Soft cap of the gate's logits."""
 
     @classmethod
     def read(cls, fields: Fields, *, scale: float = 1.0, normalise: bool = True) -> Self:
@@ -75,7 +78,8 @@ class CorrectedRouter:
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""
         c = self.config
-        scores = mx.sigmoid(self.gate(x.astype(mx.float32)))
+        logits = self.gate(x.astype(mx.float32))
+        scores = mx.sigmoid(logits if c.cap is None else softcap(logits, c.cap))
         choice = scores + self.correction
         if c.top_groups < c.groups:
             grouped = choice.reshape(-1, c.groups, c.experts // c.groups)
