@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arriero.runner.prefill import plan_chunks
+from arriero.runner.prefix.store import Reuse
 from arriero.runner.row import Row
 from tests.helpers.engine_runs import submit
 
@@ -14,7 +15,7 @@ def waiting(lengths: list[int]) -> list[Row]:
     """Rows with so many prompt tokens left to be prefilled, the oldest first."""
     rows = [Row(submit(str(index), [1] * (length + 1)), 1, 0) for index, length in enumerate(lengths)]
     for row in rows:
-        row.admit([])
+        row.admit(Reuse([], 0, 0))
     return rows
 
 

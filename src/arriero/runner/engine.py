@@ -20,8 +20,10 @@ from arriero.kernels.device import on_cpu
 from arriero.model.contract import Model, ReadsAhead
 from arriero.runner.decode import Flight, Pipeline, Sampler
 from arriero.runner.memory import is_out_of_memory, readable
-from arriero.runner.messages import Failed, FromRunner, PrefillProgress, Submit, TokenLogprob, Tokens
+from arriero.runner.messages import Failed, FromRunner, PrefillProgress, PrefixUsed, Submit, TokenLogprob, Tokens
 from arriero.runner.prefill import plan_chunks
+from arriero.runner.prefix.keys import common
+from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row, reserved_bytes
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 CLEAR_EVERY = 256
 """Generated tokens between two clearings of MLX's buffer cache, which otherwise grows with each new shape."""
 
+
+WORTH_WAITING = 64
+"""Prompt positions that a row must save by waiting for another that reads the same."""
 
 CHUNK_SHARE = 4
 """Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
@@ -45,6 +50,8 @@ class Limits:
     """Most prompt tokens in one forward."""
     cache_bytes: int = 0
     """Bytes that admitted rows may reserve together; 0 = no limit."""
+    prefix_bytes: int = 0
+    """Bytes that stored prefixes may take of what no row has reserved; 0 = nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Counts:
     rows_waiting: int = 0
     reserved_bytes: int = 0
     cache_bytes: int = 0
+    snapshot_bytes: int = 0
     tokens_generated: int = 0
     tokens_prefilled: int = 0
 
@@ -76,6 +84,8 @@ class Engine:
         self._ahead = not on_cpu() if ahead is None else ahead
         self._thread = threading.get_ident()
         self._reader = model if isinstance(model, ReadsAhead) else None
+        self.prefixes = PrefixStore(model, limits.prefix_bytes)
+        """What earlier rows computed."""
         self._pipeline = Pipeline(model, sampler)
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
@@ -92,7 +102,15 @@ class Engine:
     def counts(self) -> Counts:
         """Figures of this moment."""
         caches = sum(cache.nbytes for row in self._rows for cache in row.caches if cache is not None)
-        return Counts(len(self._rows), len(self._waiting), self._reserved, caches, self._generated, self._prefilled)
+        return Counts(
+            len(self._rows),
+            len(self._waiting),
+            self._reserved,
+            caches,
+            self.prefixes.nbytes,
+            self._generated,
+            self._prefilled,
+        )
 
     def drain(self) -> list[FromRunner]:
         """The messages since the last call."""
@@ -160,6 +178,7 @@ class Engine:
         self._check_thread()
         for row in [*self._waiting, *self._rows]:
             self.cancel(row.id)
+        self.prefixes.clear()
         self._pipeline.latest = None
         mx.clear_cache()
 
@@ -192,13 +211,20 @@ class Engine:
         return Row(request, max_new, needed)
 
     def _admit(self) -> None:
-        """Start waiting rows in their order while rows and reserved bytes allow it."""
-        while self._waiting and len(self._rows) < self.limits.max_rows:
-            row = self._waiting[0]
+        """Start waiting rows in their order while rows and reserved bytes allow it.
+
+        A row that would read what another is just reading waits for it, and lets those behind it pass.
+        """
+        for row in list(self._waiting):
+            if len(self._rows) >= self.limits.max_rows:
+                return
             if self.limits.cache_bytes and self._reserved + row.reserved > self.limits.cache_bytes:
                 return
+            if self._follows(row):
+                continue
             # One of the rows from here on: whatever goes wrong in the next lines, it is told.
-            self._rows.append(self._waiting.popleft())
+            self._waiting.remove(row)
+            self._rows.append(row)
             self._reserved += row.reserved
             try:
                 self.sampler.add(row.id, row.request.sampling, row.request.tokens)
@@ -206,7 +232,39 @@ class Engine:
                 self._leave([row])
                 self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
                 continue
-            row.admit(self.model.new_caches())
+            row.admit(self.prefixes.begin(row.keys, row.request.boundaries))
+            self._make_room()
+            self._report(row)
+
+    def _follows(self, row: Row) -> bool:
+        """Whether a row that is reading its prompt will soon have stored a good deal of this one's."""
+        if not self.limits.prefix_bytes:
+            return False
+        known = self.prefixes.known(row.keys)
+        for other in self._rows:
+            if other.phase is not Phase.PREFILLING or other.reuse is None:
+                continue
+            shared = min(common(row.keys, other.keys), len(row.prompt) - 1, len(other.prompt) - 1)
+            if shared - known < WORTH_WAITING:
+                continue
+            self.prefixes.share(other.reuse, other.keys, capture=shared)
+            if other.position < shared:
+                return True
+            known = self.prefixes.known(row.keys)
+        return False
+
+    def _make_room(self) -> None:
+        """Stored prefixes live in what no row has reserved."""
+        if self.limits.cache_bytes and self.limits.prefix_bytes:
+            self.prefixes.shrink(max(self.limits.cache_bytes - self._reserved, 0))
+
+    def _report(self, row: Row) -> None:
+        """Say how much of a prompt was known, and where it left what is stored."""
+        reuse = row.reuse
+        if reuse is None or not self.limits.prefix_bytes:
+            return
+        stored = [int(key) for key in reuse.differs]
+        self.outbox.append(PrefixUsed(row.id, len(row.prompt), reuse.matched, reuse.offset, stored))
 
     def _build(self) -> Flight | None:
         """The next forward, if any row has something to compute."""
@@ -225,6 +283,7 @@ class Engine:
         for chunk in flight.chunks:
             if not chunk.row.prompt_left:
                 chunk.row.start_decoding()
+                self._share(chunk.row)
         if crossed or chunks:
             mx.clear_cache()
         return flight
@@ -242,6 +301,11 @@ class Engine:
         chunks = plan_chunks(self._rows, self._budget(decoding=decoding))
         if chunks:
             self._reader.read_ahead([(chunk.row.prompt[: chunk.end], chunk.length) for chunk in chunks])
+
+    def _share(self, row: Row) -> None:
+        """Let later rows have the prompt of one that goes on."""
+        if row.reuse is not None:
+            self.prefixes.share(row.reuse, row.keys)
 
     def _launch_late(self, flight: Flight) -> None:
         """Launch after the read, unless that ended all the rows that it was for."""
@@ -268,6 +332,7 @@ class Engine:
                 self._deliver(row, token, logprobs[i] if logprobs else None)
 
     def _deliver(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
+        row.outputs.append(token)
         if token in row.stop_ids:
             self._finish(row, "stop")
             return
@@ -279,7 +344,11 @@ class Engine:
 
     def _finish(self, row: Row, reason: str) -> None:
         self._leave([row])
-        self.outbox.append(row.finish(reason))
+        finished = row.finish(reason)
+        if row.reuse is not None:
+            self.prefixes.close(row.reuse, row.all_keys())
+        self.outbox.append(finished)
+        self._make_room()
 
     def _leave(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -295,6 +364,8 @@ class Engine:
         self._leave(failed)
         for row in failed:
             row.end()
+            if row.reuse is not None:
+                self.prefixes.abandon(row.reuse)
             self.outbox.append(Failed(row.id, name, message))
         self._pipeline.latest = None
         mx.clear_cache()

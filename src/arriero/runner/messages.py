@@ -143,6 +143,19 @@ class LoadFailed(msgspec.Struct, tag="load_failed"):
     message: str
 
 
+class PrefixUsed(msgspec.Struct, tag="prefix"):
+    """How much of an admitted row's prompt was stored, sent where prefixes are stored at all."""
+
+    id: str
+    total: int
+    matched: int
+    """Tokens that are stored from the start on."""
+    restored: int
+    """Tokens that need no computing; fewer than `matched` where states could only be restored earlier."""
+    stored: list[int] = []
+    """The first stored tokens where the prompt differs; above 2³¹ stands for an image."""
+
+
 class PrefillProgress(msgspec.Struct, tag="prefill"):
     """Prompt tokens of a row that are in its caches."""
 
@@ -204,7 +217,7 @@ class Status(msgspec.Struct, tag="status_reply", kw_only=True):
     tokens_prefilled: int
 
 
-FromRunner = Loading | Ready | LoadFailed | PrefillProgress | Tokens | Finished | Failed | Status
+FromRunner = Loading | Ready | LoadFailed | PrefixUsed | PrefillProgress | Tokens | Finished | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode

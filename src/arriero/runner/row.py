@@ -12,6 +12,8 @@ import numpy as np
 
 from arriero.model.contract import ModelFacts, RowCaches
 from arriero.runner.messages import Finished, Submit
+from arriero.runner.prefix.keys import Keys, Media, row_keys
+from arriero.runner.prefix.store import Reuse
 
 CACHE_STEP = 256
 """Positions that growing caches allocate at once (design: contiguous caches grow in steps of 256)."""
@@ -35,13 +37,16 @@ class Row:
         "decode_started_at",
         "generated",
         "id",
+        "keys",
         "last_token_at",
         "max_new",
+        "outputs",
         "phase",
         "position",
         "prompt",
         "request",
         "reserved",
+        "reuse",
         "sampled",
         "slot",
         "stop_ids",
@@ -51,12 +56,17 @@ class Row:
         self.id = request.id
         self.request = request
         self.prompt = np.array(request.tokens, np.int32)
+        media = [Media(image.offset, image.end, image.patches.identity) for image in request.images]
+        self.keys = row_keys(self.prompt, media)
+        """What identifies each position of the prompt in the prefix store."""
         self.stop_ids = frozenset(request.stop_tokens)
         self.max_new = max_new
         """Tokens to generate at most: the request's figure cut to the context."""
         self.reserved = reserved
         """Bytes that admission counts for this row."""
         self.phase = Phase.WAITING
+        self.reuse: Reuse | None = None
+        """How it began; None before it is admitted."""
         self.caches: RowCaches = []
         self.position = 0
         """Tokens forwarded (or dispatched) so far = the position that the next one takes."""
@@ -66,6 +76,8 @@ class Row:
         """Its index among the decoding rows of the latest forward."""
         self.generated = 0
         """Tokens read on the host and delivered."""
+        self.outputs: list[int] = []
+        """Every token read, the one that stopped the row included: what stands in the caches behind the prompt."""
         self.admitted_at = 0
         self.decode_started_at = 0
         self.last_token_at = 0
@@ -75,9 +87,15 @@ class Row:
         """Prompt tokens still to be prefilled: all but the last, which seeds the decode."""
         return len(self.prompt) - 1 - self.position
 
-    def admit(self, caches: RowCaches) -> None:
+    def all_keys(self) -> Keys:
+        """The keys of the prompt and of every token read."""
+        return np.concatenate([self.keys, row_keys(self.outputs)])
+
+    def admit(self, reuse: Reuse) -> None:
         """Start: from here the row owns memory."""
-        self.caches = caches
+        self.reuse = reuse
+        self.caches = reuse.caches
+        self.position = reuse.offset
         self.admitted_at = time.monotonic_ns()
         if self.prompt_left:
             self.phase = Phase.PREFILLING
@@ -108,18 +126,15 @@ class Row:
             id=self.id,
             reason=reason,  # type: ignore[arg-type]
             prompt_tokens=len(self.prompt),
-            cached_tokens=0,
+            cached_tokens=self.reuse.offset if self.reuse is not None else 0,
             generated_tokens=self.generated,
             prefill_ns=decoding - started,
             decode_ns=max(self.last_token_at - decoding, 0) if self.generated else 0,
         )
 
     def end(self) -> None:
-        """Drop the caches; a forward that is still running keeps what it reads alive."""
+        """Let go of the caches, which the prefix store has taken over; a forward still running keeps what it reads."""
         self.phase = Phase.DONE
-        for cache in self.caches:
-            if cache is not None:
-                cache.free()
         self.caches = []
 
 

@@ -19,6 +19,7 @@ from arriero.runner.messages import (
     LoadFailed,
     Loading,
     PrefillProgress,
+    PrefixUsed,
     Ready,
     RunnerConfig,
     Shutdown,
@@ -33,7 +34,7 @@ from arriero.scheduler.process import RunnerProcess
 
 log = logging.getLogger(__name__)
 
-RowMessage = Tokens | PrefillProgress | Finished | Failed
+RowMessage = Tokens | PrefixUsed | PrefillProgress | Finished | Failed
 
 _SETTLE_SECONDS = 0.05
 """After an exit: how long the channel must be quiet before we believe that nothing more comes."""
@@ -177,7 +178,7 @@ class Runner:
             self._take(message)
 
     def _take(self, message: FromRunner) -> None:
-        if isinstance(message, Tokens | PrefillProgress | Finished | Failed):
+        if isinstance(message, Tokens | PrefixUsed | PrefillProgress | Finished | Failed):
             stream = self.streams.get(message.id)
             if stream is None:
                 log.debug("%s answered the unknown row %s", self.name, message.id)

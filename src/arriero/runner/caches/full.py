@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arriero.model.contract import Snapshot
 from arriero.runner.caches.linear import LinearCache, range_snapshot
-from arriero.runner.caches.snapshot import RangeSnapshot, owned
+from arriero.runner.caches.snapshot import RangeSnapshot, dispatch, owned
 
 
 class KVCache(LinearCache):
@@ -28,10 +28,11 @@ class KVCache(LinearCache):
             return False
         self._schedule.abandon()
         if stored.owner is not self and target > stored.start:
-            stored.own()
             count = target - stored.start
             keys, values = (array[..., :count, :] for array in stored.arrays())
             self._write(keys, values, stored.start, target)
+            if stored.lazy:  # the copy must be under way before the other row writes into the buffer that it reads
+                dispatch(*self.state())
         self._offset = target
         return True
 

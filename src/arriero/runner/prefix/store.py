@@ -1,0 +1,182 @@
+"""What the engine asks of the prefix trie: begin a row where an earlier one got to, and keep what a row computed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from arriero.model.contract import Model, RowCaches, Snapshot
+from arriero.runner.prefix.keys import Keys
+from arriero.runner.prefix.node import Node, keeps_every_position
+from arriero.runner.prefix.restore import restore
+from arriero.runner.prefix.trie import PrefixTrie
+
+log = logging.getLogger(__name__)
+
+RESTORE_EVERY = 8192
+"""Prompt positions between two places to restore from, for caches that can't go back by themselves."""
+BEFORE_END = 4
+"""Such a place this far before a prompt's end: a regenerated answer, or another generation prompt, restarts there."""
+MOST_BOUNDARIES = 3
+"""Ends of messages, the last ones, that become such places: each costs a state of every layer."""
+
+
+@dataclass(slots=True)
+class Reuse:
+    """How a row began, and what it is to leave behind."""
+
+    caches: RowCaches
+    offset: int
+    """Positions that the caches hold already."""
+    matched: int
+    """Positions whose keys were known, which may be more than could be restored."""
+    differs: Sequence[int] = ()
+    """The first stored keys where the prompt goes on otherwise."""
+    planned: list[int] = field(default_factory=list)
+    """Offsets where captures are due."""
+
+
+class PrefixStore:
+    """Stored prefixes of one model. A budget of 0 stores nothing."""
+
+    def __init__(self, model: Model, budget: int) -> None:
+        self._model = model
+        self._trie = PrefixTrie(model.new_caches(), budget)
+        self._ranges = [keeps_every_position(kind) for kind in self._trie.kinds]
+        self._all_ranges = all(r for r, kind in zip(self._ranges, self._trie.kinds, strict=True) if kind is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for later rows."""
+        return self._trie.nbytes
+
+    @property
+    def trie(self) -> PrefixTrie:
+        """The trie itself."""
+        return self._trie
+
+    def begin(self, keys: Keys, boundaries: Sequence[int] = ()) -> Reuse:
+        """Caches for a row with these keys, as far on as earlier rows got; its last position is always left to compute.
+
+        `boundaries` are offsets where messages end. The row plans captures there, every RESTORE_EVERY positions, near
+        the prompt's end, and where it leaves what is stored.
+        """
+        if not self._trie.budget:
+            return Reuse(self._model.new_caches(), 0, 0)
+        most = len(keys) - 1
+        found = self._trie.match(keys)
+        length = min(found.length, most)
+        caches = self._trie.take_rest(keys, length) if length else None
+        caches = caches or self._model.new_caches()
+        offset = restore(caches, found.path, length) if length else 0
+        if found.path:
+            self._trie.touch(found.path[-1])
+        reuse = Reuse(caches, offset, found.length, found.differs)
+        self._plan(reuse, most, boundaries, length)
+        return reuse
+
+    def known(self, keys: Keys) -> int:
+        """Positions of a prompt that are stored."""
+        return self._trie.match(keys).length if self._trie.budget else 0
+
+    def share(self, reuse: Reuse, keys: Keys, capture: int | None = None) -> None:
+        """Store what a row has computed so far, while it goes on, and plan one more capture at offset `capture`.
+
+        Between forwards only; `keys` are those of at least the positions that its caches hold.
+        """
+        offset = _offset(reuse.caches)
+        if not self._trie.budget:
+            return
+        later = [each for each in reuse.planned if each > offset]
+        if capture and capture >= offset and not self._all_ranges:
+            later = sorted({*later, capture})
+        self._attach(reuse, keys, offset, later)
+        if self._all_ranges and offset:
+            self._cover(self._trie.advance(keys[:offset]), reuse.caches)
+
+    def close(self, reuse: Reuse, keys: Keys) -> None:
+        """Keep what a row computed, whose positions have these keys; its caches belong to the store from here on."""
+        caches = reuse.caches
+        offset = _offset(caches)
+        if not self._trie.budget or not offset:
+            self._free(caches)
+            return
+        if offset > len(keys):
+            self._free(caches)
+            raise RuntimeError(f"the caches hold {offset} positions, but only {len(keys)} are known")
+        self._attach(reuse, keys, offset, [])
+        path = self._trie.advance(keys[:offset])
+        self._cover(path, caches)
+        last = path[-1]
+        for slot, cache in enumerate(caches):
+            if cache is not None and not self._ranges[slot] and last.snapshots[slot] is None:
+                last.snapshots[slot] = cache.snapshot()
+        self._trie.touch(last)
+        self._trie.rest(caches, last)
+        self._trie.tidy()
+        self._trie.compact(path)
+        self.shrink()
+
+    def abandon(self, reuse: Reuse) -> None:
+        """The row has failed: what its caches hold, and what shares their memory, is of no use."""
+        self._trie.forget(reuse.caches)
+        self._free(reuse.caches)
+
+    def shrink(self, budget: int | None = None) -> None:
+        """Hold at most `budget` bytes (default: the store's own budget)."""
+        self._trie.shrink(self._trie.budget if budget is None else min(budget, self._trie.budget))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._trie.clear()
+
+    def _plan(self, reuse: Reuse, most: int, boundaries: Sequence[int], matched: int) -> None:
+        if self._all_ranges:
+            return
+        ends = sorted({end for end in boundaries if reuse.offset < end <= most})[-MOST_BOUNDARIES:]
+        wanted = {*ends, *range(RESTORE_EVERY, most + 1, RESTORE_EVERY), most + 1 - BEFORE_END, matched}
+        self._schedule(reuse, sorted(offset for offset in wanted if reuse.offset < offset <= most))
+
+    def _schedule(self, reuse: Reuse, offsets: list[int]) -> None:
+        reuse.planned = offsets
+        for slot, cache in enumerate(reuse.caches):
+            if cache is not None and not self._ranges[slot]:
+                cache.plan(offsets)
+
+    def _attach(self, reuse: Reuse, keys: Keys, reached: int, later: list[int]) -> None:
+        """Turn the captures so far into nodes, and go on with the plan `later`."""
+        rows: list[list[Snapshot | None]] = [
+            [] if cache is None or self._ranges[slot] else cache.take() for slot, cache in enumerate(reuse.caches)
+        ]
+        for i, offset in enumerate(reuse.planned):
+            if offset > reached:
+                break
+            path = self._trie.advance(keys[:offset])
+            self._cover(path, reuse.caches)
+            last = path[-1]
+            for slot, captured in enumerate(rows):
+                if captured and captured[i] is not None and last.snapshots[slot] is None:
+                    last.snapshots[slot] = captured[i]
+        self._schedule(reuse, later)
+
+    def _cover(self, path: Sequence[Node], caches: RowCaches) -> None:
+        """Let the row's caches be the memory of all positions on its path: one buffer a conversation, and no copy."""
+        for node in path:
+            for slot, cache in enumerate(caches):
+                if self._ranges[slot] and cache is not None:
+                    node.snapshots[slot] = cache.lazy(node.start, node.end)  # type: ignore[attr-defined]
+
+    def _free(self, caches: RowCaches) -> None:
+        for cache in caches:
+            if cache is not None:
+                cache.free()
+
+
+def _offset(caches: RowCaches) -> int:
+    """Positions that all caches hold; raises when they disagree, since whatever was stored would be wrong."""
+    offsets = [cache.offset for cache in caches if cache is not None]
+    if any(first != second for first, second in pairwise(offsets)):
+        raise RuntimeError(f"the caches of a row stand at different offsets: {sorted(set(offsets))}")
+    return offsets[0] if offsets else 0
