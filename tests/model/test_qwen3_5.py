@@ -64,13 +64,12 @@ def as_mlx_writes_it(checkpoint: MemoryCheckpoint) -> MemoryCheckpoint:
 
 
 def wrapped(checkpoint: MemoryCheckpoint, root: str = "model.language_model.") -> MemoryCheckpoint:
-    """As published: the text inside a multimodal model, with a vision tower and a head for drafts."""
+    """The text inside a multimodal model, with a head for drafts, and tensors of a tower that nothing declares."""
     name = str(checkpoint.config["architectures"][0]).replace("ForCausalLM", "ForConditionalGeneration")
     text = checkpoint.config | {"tie_word_embeddings": False}
     config = {
         "architectures": [name],
         "text_config": text,
-        "vision_config": {"depth": 1},
         "tie_word_embeddings": checkpoint.config["tie_word_embeddings"],
     }
     tensors: Tensors = {k.replace("model.", root, 1): v for k, v in checkpoint.tensors.items()}

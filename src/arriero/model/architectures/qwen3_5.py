@@ -1,4 +1,4 @@
-"""The text of Qwen 3.5, 3.6 and 3.8, dense and mixture of experts, and Qwen3-Next.
+"""Qwen 3.5, 3.6 and 3.8, dense and mixture of experts, and Qwen3-Next.
 
 Most layers are gated delta nets, every fourth is attention whose output is gated by its own query projection and which
 rotates a part of each head. Norm weights are stored around 0, but for the delta net's own.
@@ -30,6 +30,7 @@ from arriero.model.layers.mlp import GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape
+from arriero.model.vision.qwen import load_tower
 from arriero.model.weight import Weight
 from arriero.runner.caches.full import KVCache
 
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 LayerType = Literal["linear_attention", "full_attention"]
 LAYER_TYPES: tuple[LayerType, LayerType] = ("linear_attention", "full_attention")
+
+SECTIONS = (11, 11, 10)
+"""Frequencies of the axes of an image, where the configuration doesn't say."""
 
 VISION = r"^((model\.)?(visual|vision_tower)|v)\."
 DRAFTS = r"^((model|language_model)\.)?mtp\."
@@ -301,8 +305,8 @@ def gains_are_baked(checkpoint: Checkpoint) -> bool:
     return baked
 
 
-def left_out(checkpoint: Checkpoint, config: Config) -> re.Pattern[str]:
-    """Which tensors are known and not loaded; says what that means.
+def left_out(checkpoint: Checkpoint, config: Config, *, vision: bool) -> re.Pattern[str]:
+    """Which tensors are known and not loaded; says what that means. `vision`: the tower is loaded.
 
     GGUF files hold the head for drafts as layers past the last.
     """
@@ -310,8 +314,8 @@ def left_out(checkpoint: Checkpoint, config: Config) -> re.Pattern[str]:
     if checkpoint.dialect == "gguf" and config.drafts:
         layers = range(config.shape.layers, config.shape.layers + config.drafts)
         drafts.append(rf"^(model\.layers|blk)\.({'|'.join(map(str, layers))})\.")
-    parts = {
-        VISION: "the vision tower is not loaded, and images are refused",
+    parts = {} if vision else {VISION: "the vision tower is not loaded, and images are refused"}
+    parts |= {
         "|".join(drafts): "the head that predicts several tokens is not loaded: drafts are not in this version",
     }
     names = checkpoint.names()
@@ -322,20 +326,26 @@ def left_out(checkpoint: Checkpoint, config: Config) -> re.Pattern[str]:
     return re.compile("|".join(parts))
 
 
+def image_rope(rope: RopeConfig, *, vision: bool) -> RopeConfig:
+    """The rotary embedding, which frequency follows which axis of an image included."""
+    return replace(rope, sections=rope.sections or SECTIONS) if vision else rope
+
+
 class Model(Decoder):
-    """The whole network; a vision tower and a head for drafts are left out."""
+    """The whole network, with the tower for images where there is one; a head for drafts is left out."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
         """Build from a checkpoint with activations of `dtype`."""
         config = Config.read(checkpoint.config)
         shape = config.shape
-        rope = Rope(config.rope, shape.head_dim)
+        vision = load_tower(checkpoint, dtype, hidden=shape.hidden)
+        rope = Rope(image_rope(config.rope, vision=vision is not None), shape.head_dim)
         baked = gains_are_baked(checkpoint)
         full = config.layer_types.count("full_attention")
         facts = shape.facts(dtype, [config.attention] * full, config.rope)
         states = (shape.layers - full) * config.delta_net.cache_bytes(dtype)
-        return cls.assemble(
+        model = cls.assemble(
             checkpoint,
             dtype,
             shape,
@@ -343,5 +353,7 @@ class Model(Decoder):
             lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope, baked=baked),
             centred_norm=True,
             baked_norm=baked,
-            left_out=left_out(checkpoint, config),
+            left_out=left_out(checkpoint, config, vision=vision is not None),
         )
+        model.vision = vision
+        return model

@@ -13,8 +13,8 @@ import mlx.core as mx
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.kernels.activation import softcap
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches
-from arriero.model.layers.embedding import Embedding, load_head
+from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, Vision
+from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.shape import DecoderShape
@@ -46,6 +46,8 @@ class Decoder:
     """A stack of layers with one cache slot each. Architectures build it in their `load`."""
 
     facts: ModelFacts
+    vision: Vision | None = None
+    """The tower of a model that takes images."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class Decoder:
 
     def forward(self, batch: Batch) -> Hidden:
         """Packed tokens `[T]` to final states `[T, hidden]`, and the taps in the order asked for."""
-        if batch.features:
+        if batch.features and self.vision is None:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
         x = self.inputs(batch)
         taps: dict[int, mx.array] = {}
@@ -134,10 +136,11 @@ class Decoder:
         return Hidden(self.norm(x), tapped)
 
     def inputs(self, batch: Batch) -> mx.array:
-        """What the first layer takes: the tokens' rows `[T, hidden]`, scaled."""
+        """What the first layer takes: the tokens' rows `[T, hidden]`, scaled, and those of images in their places."""
         x = self.embedding(batch.tokens)
         # A Python number takes x's dtype, so the scale is rounded to it as in training.
-        return x if self.embedding_scale is None else x * self.embedding_scale
+        x = x if self.embedding_scale is None else x * self.embedding_scale
+        return put_features(x, batch.features) if batch.features else x
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[n, hidden]` to `[n, vocab]` in the activations' dtype."""

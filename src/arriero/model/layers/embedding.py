@@ -12,6 +12,7 @@ import mlx.core as mx
 from arriero.errors import CheckpointError
 from arriero.kernels.embedding import take_quantized_rows, take_rows
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Features
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.weight import Weight
 
@@ -57,6 +58,20 @@ class Embedding:
     def as_linear(self) -> Linear:
         """The tied output head, over the same arrays."""
         return Linear(self.weight)
+
+
+def put_features(x: mx.array, features: Sequence[Features]) -> mx.array:
+    """x `[T, hidden]` with the rows of images in their places; the other rows keep their bits."""
+    parts: list[mx.array] = []
+    done = 0
+    for feature in features:
+        if feature.start > done:
+            parts.append(x[done : feature.start])
+        parts.append(feature.rows.astype(x.dtype))
+        done = feature.start + feature.rows.shape[0]
+    if done < x.shape[0]:
+        parts.append(x[done:])
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def load_head(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -51,6 +51,8 @@ class RopeConfig:
     parameters: Mapping[str, Any] | None = None
     context_length: int = 0
     """What `original_max_position_embeddings` defaults to."""
+    sections: tuple[int, ...] | None = None
+    """How many frequencies follow each axis (time, height, width), interleaved; None where it isn't said."""
 
     @classmethod
     def read(
@@ -78,8 +80,10 @@ class RopeConfig:
             values = nested.get(layer_type or "full_attention") or {}
         if not values:
             where, values = "rope_scaling", legacy
+        sections = read_sections(Fields(values or {}, f"config.json: {where}")) if axes else None
         values = {name: value for name, value in (values or {}).items() if not (axes and name in AXES)}
-        return cls.of(values, where=where, theta=base, partial=partial, context_length=context_length)
+        found = cls.of(values, where=where, theta=base, partial=partial, context_length=context_length)
+        return replace(found, sections=sections)
 
     @classmethod
     def of(
@@ -148,6 +152,9 @@ class Rope:
         self.config = config
         self.inverse, self.magnitude = config.frequencies(head_dim)
         self.interleaved = interleaved
+        self._axes: np.ndarray | None = None
+        if config.sections is not None:
+            self._axes = axes_of(config.sections, self.inverse.size)
         self._blocks: dict[int, np.ndarray] = {}
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
@@ -159,8 +166,24 @@ class Rope:
         key = ("rope", id(self))
         found: mx.array | None = batch.memo.get(key)
         if found is None:
-            found = batch.memo[key] = mx.array(self.table(batch.positions))
+            coordinates = batch.coordinates
+            table = self.table(batch.positions) if coordinates is None else self.axes_table(coordinates)
+            found = batch.memo[key] = mx.array(table)
         return found
+
+    def axes_table(self, coordinates: np.ndarray) -> np.ndarray:
+        """As `table`, of positions on several axes `[axes, T]`, each frequency by its own axis.
+
+        Where the axes agree, as in text, the bits are those of `table`. ValueError when the configuration doesn't say
+        which frequency follows which axis.
+        """
+        if self._axes is None:
+            raise ValueError("positions of several axes for a rope that has one")
+        table = self.table(coordinates[0])
+        for axis in range(1, coordinates.shape[0]):
+            chosen = self._axes == axis
+            table[:, chosen] = self.table(coordinates[axis])[:, chosen]
+        return table
 
     def table(self, positions: np.ndarray) -> np.ndarray:
         """Cosines and sines, float32 `[T, R / 2, 2]`, of absolute positions `[T]`."""
@@ -180,6 +203,30 @@ class Rope:
             table = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
             self._blocks[index] = table.astype(np.float32)
         return self._blocks[index]
+
+
+def read_sections(fields: Fields) -> tuple[int, ...] | None:
+    """`mrope_section`; CheckpointError for another arrangement than interleaved ones."""
+    sections = fields.get("mrope_section")
+    if sections is None:
+        return None
+    if not isinstance(sections, list) or len(sections) != 3 or any(type(n) is not int or n < 0 for n in sections):
+        raise fields.wrong("mrope_section", "three whole numbers", sections)
+    if not fields.flag("mrope_interleaved", True):
+        raise fields.wrong("mrope_interleaved", "true", False)
+    return tuple(sections)
+
+
+def axes_of(sections: tuple[int, ...], count: int) -> np.ndarray:
+    """The axis of each of `count` frequencies: by turns while an axis has some left, the rest is the first's."""
+    if sum(sections) != count:
+        raise CheckpointError(
+            f"mrope_section {list(sections)} sums to {sum(sections)}, but the rotary embedding has {count} frequencies"
+        )
+    axes = np.zeros(count, np.int64)
+    for axis in range(1, len(sections)):
+        axes[axis : len(sections) * sections[axis] : len(sections)] = axis
+    return axes
 
 
 def _llama3(inverse: np.ndarray, fields: Fields) -> np.ndarray:

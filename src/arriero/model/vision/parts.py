@@ -1,0 +1,90 @@
+"""What the towers share: pixels as numbers, norms, attention without an order, rows put in the place of tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.errors import InvalidRequest
+from arriero.image import ImagePatches
+from arriero.kernels.attention import SCORE_BUDGET, attention
+from arriero.kernels.device import on_cpu
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.linear import expect_shape
+
+CHANNELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """`(x − mean) / deviation · gain + bias` over the last axis; the result has x's dtype."""
+
+    gain: mx.array
+    bias: mx.array
+    eps: float
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, eps: float, width: int) -> Self:
+        """`prefix.weight` and `prefix.bias`, both `[width]`."""
+        gain, bias = (checkpoint.tensor(f"{prefix}.{name}").astype(dtype) for name in ("weight", "bias"))
+        for name, vector in (("weight", gain), ("bias", bias)):
+            expect_shape(f"{prefix}.{name}", tuple(vector.shape), (width,))
+        return cls(gain, bias, eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.gain, self.bias, self.eps)
+
+
+def gelu(x: mx.array, *, tanh: bool) -> mx.array:
+    """The activation in its tanh form or its exact form by erf, computed in float32; the result has x's dtype."""
+    v = x.astype(mx.float32)
+    if tanh:
+        inner = mx.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v * v * v))
+    else:
+        inner = mx.erf(v * math.sqrt(0.5))
+    return (0.5 * v * (1 + inner)).astype(x.dtype)
+
+
+def check_patches(patches: ImagePatches, values: int) -> None:
+    """InvalidRequest unless the pixels are `rows · columns` patches of so many values."""
+    expected = patches.rows * patches.columns * values
+    if len(patches.pixels) != expected:
+        raise InvalidRequest(
+            f"an image of {patches.rows} × {patches.columns} patches has {len(patches.pixels)} values, "
+            f"but this model takes {expected}"
+        )
+
+
+def pixel_rows(patches: ImagePatches, order: Literal["channels first", "channels last"]) -> mx.array:
+    """The values as the tower was trained on them, float32 `[patches, values]`, in the order that they have."""
+    first = order == "channels first"
+    count = patches.rows * patches.columns
+    raw = np.frombuffer(patches.pixels, np.uint8).reshape((count, CHANNELS, -1) if first else (count, -1, CHANNELS))
+    shape = (CHANNELS, 1) if first else (CHANNELS,)
+    mean, deviation = (mx.array(values, mx.float32).reshape(shape) for values in (patches.mean, patches.deviation))
+    return ((mx.array(raw).astype(mx.float32) * (1 / 255) - mean) / deviation).reshape(count, -1)
+
+
+def mutual_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.array:
+    """Attention of n patches that all see each other: q, k, v `[n, heads, D]` to `[n, heads, D]`."""
+    count, heads, _ = q.shape
+    keys, values = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
+    # Heads of a width that no device has a fused kernel for leave all scores in memory, so queries come in blocks.
+    block = count if on_cpu() else max(64, SCORE_BUDGET // (count * heads))
+    parts = [
+        attention(
+            q[start : start + block],
+            [keys],
+            [values],
+            scale=scale,
+            lengths=[min(block, count - start)],
+            positions=[start],
+            causal=False,
+        )
+        for start in range(0, count, block)
+    ]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
