@@ -1,0 +1,177 @@
+"""gpt-oss: windows on every other layer, a sink in every head, and nothing but experts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import mlx.core as mx
+
+from arriero.model.architectures import check_config
+from arriero.model.architectures.gpt_oss_experts import ExpertsConfig, SparseMLP
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Batch, Cache
+from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.config import Fields
+from arriero.model.layers.decoder import Decoder
+from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.rope import Rope, RopeConfig
+from arriero.model.layers.shape import LAYER_TYPES, DecoderShape
+from arriero.runner.caches.full import KVCache
+from arriero.runner.caches.sliding import SlidingCache
+
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What a configuration without rotary parameters means."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters, from config.json."""
+
+    shape: DecoderShape
+    attention: list[AttentionConfig]
+    """Of each layer."""
+    rope: RopeConfig
+    experts: ExpertsConfig
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """CheckpointError names a field that is missing, wrong or not honoured."""
+        given = any(values.get(name) for name in ("rope_parameters", "rope_scaling"))
+        fields = Fields(values if given else {**values, "rope_parameters": YARN})
+        shape = DecoderShape.read(
+            fields, check_config(values), eps=1e-5, context_length=131072, heads=(64, 8), head_dim=64
+        )
+        types = fields.strings("layer_types", shape.layers, LAYER_TYPES)
+        types = types or [LAYER_TYPES[(index + 1) % 2] for index in range(shape.layers)]
+        window = fields.integer("sliding_window", 128)
+        if fields.get("hidden_act", "silu") != "silu":
+            raise fields.wrong("hidden_act", "silu", fields.get("hidden_act"))
+        bias = fields.flag("attention_bias", True)
+        config = cls(
+            shape=shape,
+            attention=[
+                AttentionConfig(
+                    hidden=shape.hidden,
+                    heads=shape.heads,
+                    kv_heads=shape.kv_heads,
+                    head_dim=shape.head_dim,
+                    scale=shape.head_dim**-0.5,
+                    window=window if kind == "sliding_attention" else None,
+                    qkv_bias=bias,
+                    out_bias=bias,
+                )
+                for kind in types
+            ],
+            rope=RopeConfig.read(fields, theta=150000.0, context_length=shape.context_length),
+            experts=ExpertsConfig.read(fields, hidden=shape.hidden, intermediate=shape.intermediate),
+        )
+        fields.finish(shape.architecture)
+        return config
+
+
+class SinkAttention:
+    """Grouped-query attention whose every head may look at nothing: one more logit in its softmax."""
+
+    def __init__(
+        self, config: AttentionConfig, rope: Rope, dtype: mx.Dtype, *, qkv: FusedLinear, out: Linear, sinks: mx.array
+    ) -> None:
+        self.config = config
+        self.rope = rope
+        self.dtype = dtype
+        self.qkv = qkv
+        self.out = out
+        self.sinks = sinks
+        """`[heads]`."""
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
+        """`q_proj`, `k_proj`, `v_proj`, `o_proj` and `sinks` under `prefix`."""
+        c = config
+
+        def project(name: str, heads: int) -> Linear:
+            shape = (heads * c.head_dim, c.hidden)
+            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=shape)
+
+        # GGUF files give every tensor a suffix.
+        name = next((n for n in (f"{prefix}.sinks", f"{prefix}.sinks.weight") if n in checkpoint), f"{prefix}.sinks")
+        sinks = checkpoint.tensor(name)
+        expect_shape(name, tuple(sinks.shape), (c.heads,))
+        return cls(
+            config,
+            rope,
+            dtype,
+            qkv=FusedLinear([project("q_proj", c.heads), project("k_proj", c.kv_heads), project("v_proj", c.kv_heads)]),
+            out=Linear.load(
+                checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
+            ),
+            sinks=sinks.astype(dtype),
+        )
+
+    def new_cache(self) -> KVCache | SlidingCache:
+        """Memory of one row: everything, or the window."""
+        c = self.config
+        if c.window is None:
+            return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
+        return SlidingCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype, c.window)
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        c = self.config
+        q, k, v = (part.reshape(part.shape[0], -1, c.head_dim) for part in self.qkv(x))
+        q, k = self.rope(q, batch), self.rope(k, batch)
+        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, sinks=self.sinks)
+        return self.out(y.reshape(-1, c.heads * c.head_dim))
+
+
+class Layer:
+    """`x += attention(norm(x)); x += experts(norm(x))`."""
+
+    def __init__(self, attention: SinkAttention, experts: SparseMLP, before: RMSNorm, between: RMSNorm) -> None:
+        self.attention = attention
+        self.experts = experts
+        self.before = before
+        self.between = between
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
+        """Tensors under `prefix`, e.g. `model.layers.0`."""
+        shape = config.shape
+        before, between = (
+            RMSNorm.load(checkpoint, f"{prefix}.{name}", dtype, eps=shape.eps, width=shape.hidden)
+            for name in ("input_layernorm", "post_attention_layernorm")
+        )
+        attention = SinkAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention[index], rope)
+        return cls(attention, SparseMLP.load(checkpoint, f"{prefix}.mlp", dtype, config.experts), before, between)
+
+    def new_cache(self) -> Cache:
+        return self.attention.new_cache()
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        x, normed = self.between.of_sum(x, self.attention(self.before(x), batch, slot))
+        return x + self.experts(normed)
+
+
+class Model(Decoder):
+    """The whole network."""
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
+        """Build from a checkpoint with activations of `dtype`."""
+        config = Config.read(checkpoint.config)
+        rope = Rope(config.rope, config.shape.head_dim)
+        return cls.assemble(
+            checkpoint,
+            dtype,
+            config.shape,
+            config.shape.facts(dtype, config.attention, config.rope),
+            lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope),
+        )

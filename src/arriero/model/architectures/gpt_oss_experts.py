@@ -1,0 +1,198 @@
+"""The mixture of experts of gpt-oss: chosen by logits, clamped, biased, and published as MXFP4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+from arriero.kernels import device
+from arriero.kernels.topk import top_k_values
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.config import Fields
+from arriero.model.layers.expert_rows import through_experts
+from arriero.model.layers.experts import expert_product, load_bank
+from arriero.model.layers.linear import Linear, expect_shape
+from arriero.model.weight import Quantization, Weight, concatenate_rows
+
+BLOCK = 32
+"""Codes that share an exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """How many experts there are, how many of them a token gets, their width, and the shape of their activation."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    alpha: float
+    limit: float
+
+    @classmethod
+    def read(cls, fields: Fields, *, hidden: int, intermediate: int) -> Self:
+        """CheckpointError names a field that is missing or wrong."""
+        experts = fields.integer("num_local_experts" if fields.has("num_local_experts") else "num_experts", 128)
+        top_k = fields.integer("num_experts_per_tok", 4)
+        if top_k > experts:
+            raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({experts})", top_k)
+        return cls(
+            experts=experts,
+            top_k=top_k,
+            hidden=hidden,
+            intermediate=intermediate,
+            alpha=fields.number("swiglu_alpha", 1.702),
+            limit=fields.number("swiglu_limit", 7.0),
+        )
+
+
+@device.fused
+def clamped_swiglu(gate: mx.array, up: mx.array, alpha: float, limit: float) -> mx.array:
+    """`g σ(α g) (u + 1)` with `g = min(gate, limit)` and u within ± limit, in float32; the result has gate's dtype."""
+    g = mx.minimum(gate.astype(mx.float32), limit)
+    u = mx.clip(up.astype(mx.float32), -limit, limit)
+    return (g * mx.sigmoid(alpha * g) * (u + 1)).astype(gate.dtype)
+
+
+class Router:
+    """The `top_k` experts of the highest logits, weighed by the softmax of those alone."""
+
+    def __init__(self, gate: Linear, top_k: int) -> None:
+        self.gate = gate
+        self.top_k = top_k
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""
+        logits, chosen = top_k_values(self.gate(x).astype(mx.float32), self.top_k)
+        return chosen.astype(mx.uint32), mx.softmax(logits, axis=-1, precise=True)
+
+
+class ClampedExperts:
+    """A bank of biased experts: `Σ weight · (down(clamped_swiglu(gate(x), up(x))))`.
+
+    The rows of gate and up take turns in one matrix, as they are published, or come one after the other.
+    """
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        gate_up: Weight,
+        gate_up_bias: mx.array,
+        down: Weight,
+        down_bias: mx.array,
+        *,
+        by_turns: bool,
+    ) -> None:
+        self.config = config
+        self.gate_up = gate_up
+        self.gate_up_bias = gate_up_bias
+        self.down = down
+        self.down_bias = down_bias
+        self.by_turns = by_turns
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
+        """Banks under `prefix`, e.g. `model.layers.0.mlp`.
+
+        As published (`experts.gate_up_proj_blocks` and `_scales`), as transformers holds them dense
+        (`experts.gate_up_proj`, in by out), or as MLX's tools and GGUF files do (`gate_proj` and `up_proj`).
+        """
+        c = config
+        wide, narrow = (c.experts, 2 * c.intermediate, c.hidden), (c.experts, c.hidden, c.intermediate)
+        experts = f"{prefix}.experts"
+        if f"{experts}.gate_proj.weight" in checkpoint:
+            return cls._of_parts(checkpoint, prefix, dtype, config)
+        read = _blocks if f"{experts}.gate_up_proj_blocks" in checkpoint else _transposed
+        return cls(
+            config,
+            read(checkpoint, f"{experts}.gate_up_proj", dtype, wide),
+            _bias(checkpoint, f"{experts}.gate_up_proj_bias", dtype, wide[:2]),
+            read(checkpoint, f"{experts}.down_proj", dtype, narrow),
+            _bias(checkpoint, f"{experts}.down_proj_bias", dtype, narrow[:2]),
+            by_turns=True,
+        )
+
+    @classmethod
+    def _of_parts(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
+        c = config
+        shape = (c.experts, c.intermediate, c.hidden)
+        names = ("gate_proj", "up_proj")
+        both = concatenate_rows([load_bank(checkpoint, prefix, name, dtype, shape) for name in names])
+        if both is None:
+            raise CheckpointError(f"the experts' tensors {prefix}.experts.gate_proj and up_proj differ in format")
+        biases = [_bias(checkpoint, f"{prefix}.experts.{name}.bias", dtype, shape[:2]) for name in names]
+        down = (c.experts, c.hidden, c.intermediate)
+        return cls(
+            config,
+            both,
+            mx.concatenate(biases, axis=-1),
+            load_bank(checkpoint, prefix, "down_proj", dtype, down),
+            _bias(checkpoint, f"{prefix}.experts.down_proj.bias", dtype, down[:2]),
+            by_turns=False,
+        )
+
+    def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
+        return through_experts(x, chosen, weights, self._run)
+
+    def _run(self, x: mx.array, experts: mx.array, *, ascending: bool) -> mx.array:
+        c = self.config
+        both = expert_product(x, self.gate_up, experts, sorted_indices=ascending) + self.gate_up_bias[experts]
+        gate, up = (both[..., 0::2], both[..., 1::2]) if self.by_turns else mx.split(both, 2, axis=-1)
+        inner = clamped_swiglu(gate, up, c.alpha, c.limit).reshape(experts.size, -1)
+        flat = experts.reshape(-1)
+        return expert_product(inner, self.down, flat, sorted_indices=ascending) + self.down_bias[flat]
+
+
+class SparseMLP:
+    """The router and its experts in place of a feed-forward layer."""
+
+    def __init__(self, router: Router, experts: ClampedExperts) -> None:
+        self.router = router
+        self.experts = experts
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
+        """`router` and `experts` under `prefix`."""
+        shape = (config.experts, config.hidden)
+        gate = Linear.load(checkpoint, f"{prefix}.router", dtype, bias=True, shape=shape)
+        return cls(Router(gate, config.top_k), ClampedExperts.load(checkpoint, prefix, dtype, config))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        chosen, weights = self.router(x)
+        return self.experts(x, chosen, weights)
+
+
+def _blocks(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+    """The codes of `name_blocks` (16 bytes for 32 codes, the first in the low half) are MLX's; no byte moves."""
+    del dtype
+    blocks, scales = checkpoint.tensor(f"{name}_blocks"), checkpoint.tensor(f"{name}_scales")
+    groups = (*shape[:2], shape[2] // BLOCK)
+    if shape[2] % BLOCK:
+        raise CheckpointError(f"tensor {name}_blocks: rows of {shape[2]} numbers are no blocks of {BLOCK}")
+    expect_shape(f"{name}_blocks", tuple(blocks.shape), (*groups, BLOCK // 2))
+    expect_shape(f"{name}_scales", tuple(scales.shape), groups)
+    if blocks.dtype != mx.uint8 or scales.dtype != mx.uint8:
+        raise CheckpointError(f"tensors {name}_blocks and _scales are {blocks.dtype} and {scales.dtype}, not uint8")
+    return Weight(blocks.flatten(-2).view(mx.uint32), Quantization("mxfp4", 4, BLOCK), scales)
+
+
+def _transposed(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+    """Dense matrices stored in by out; packed ones would have their groups along the wrong axis."""
+    held = checkpoint.weight(name)
+    if held.quantization is not None:
+        raise CheckpointError(
+            f"tensor {name} is packed as {held.quantization.name}, but its rows are inputs here, so that its groups "
+            "run the wrong way; use the published MXFP4 model, a GGUF file or one quantised for MLX"
+        )
+    expect_shape(name, held.shape, (shape[0], shape[2], shape[1]))
+    return Weight(mx.contiguous(held.data.swapaxes(-1, -2)).astype(dtype))
+
+
+def _bias(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
+    values = checkpoint.tensor(name)
+    expect_shape(name, tuple(values.shape), shape)
+    return values.astype(dtype)
