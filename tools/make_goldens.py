@@ -120,6 +120,47 @@ QWEN4: dict[str, Any] = {
     "eos_token_id": 43,
 }
 
+ROUTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+}
+LATENT: dict[str, Any] = {
+    **ROUTED,
+    "hidden_size": 48,
+    "num_key_value_heads": 4,
+    "intermediate_size": 64,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+SEEDS = {
+    "deepseek_v2": 44,
+    "deepseek_v3": 14,
+    "deepseek_v3_halves": 30,
+    "glm4_moe": 12,
+    "glm4_moe_plain": 51,
+    "glm4_moe_lite": 53,
+}
+"""Draws, out of the first 60, whose choices of experts keep away from ties, which 16 bits would turn over."""
+
+
+def yarn(mscale: float, mscale_all_dim: float) -> dict[str, Any]:
+    """DeepSeek's rotary parameters, by which a window of 16 tokens becomes one of 64."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": THETA,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 4.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+    }
+
+
 # name: (configuration class, model class, fields)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": (
@@ -269,6 +310,75 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": yarn(0.707, 0.707),
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": yarn(0.7, 1.2),
+        },
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            "num_hidden_layers": 2,
+            "first_k_dense_replace": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**ROUTED, "hidden_size": 48, "head_dim": 24, "attention_bias": True, "use_qk_norm": True},
+    ),
+    "glm4_moe_plain": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {
+            **ROUTED,
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        "Glm4MoeLiteForCausalLM",
+        {**LATENT, "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_parameters": {"rope_theta": 1e6}},
+    ),
     "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", QWEN4),
     "qwen4_exp_two_tables": (
         "Qwen4ExpTextConfig",
@@ -408,6 +518,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_((0.5 + torch.rand(buffer.shape, generator=generator)).to(torch.bfloat16))
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_((0.3 * torch.randn(buffer.shape, generator=generator)).to(torch.bfloat16))
 
 
 def make(name: str, folder: Path) -> None:
@@ -416,7 +528,7 @@ def make(name: str, folder: Path) -> None:
     config = getattr(transformers, config_class)(**{**SHAPE, **fields})
     config._attn_implementation = "eager"
     model = getattr(transformers, model_class)(config).eval()
-    seed = FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()) % 1000
+    seed = SEEDS.get(name, FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()) % 1000)
     randomise(model, seed)
     ids = torch.randint(3, config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(100 + seed))
     with torch.no_grad():

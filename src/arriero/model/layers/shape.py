@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import mlx.core as mx
 
 from arriero.model.contract import ModelFacts
-from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.config import Fields
 from arriero.model.layers.rope import RopeConfig
 
@@ -18,6 +17,14 @@ MAX_LAYERS = 4096
 MAX_HEAD_DIM = 1 << 16
 """Far above any model: what a damaged configuration may ask memory for, before a tensor contradicts it."""
 LAYER_TYPES: tuple[LayerType, LayerType] = ("full_attention", "sliding_attention")
+
+
+class Remembering(Protocol):
+    """The configuration of a layer that has a cache."""
+
+    def cache_bytes(self, dtype: mx.Dtype, context_length: int) -> tuple[int, int]:
+        """Bytes for each token of a row, and bytes that a row takes however long it is."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class DecoderShape:
             tied=fields.flag("tie_word_embeddings", tied),
         )
 
-    def facts(self, dtype: mx.Dtype, attentions: Sequence[AttentionConfig], rope: RopeConfig | None) -> ModelFacts:
+    def facts(self, dtype: mx.Dtype, attentions: Sequence[Remembering], rope: RopeConfig | None) -> ModelFacts:
         """What the engine needs to know, with the caches of these attention layers; None: no positions."""
         context = max(self.context_length, 0 if rope is None else rope.extended_length)
         sizes = [attention.cache_bytes(dtype, context) for attention in attentions]
