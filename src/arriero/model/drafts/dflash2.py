@@ -1,0 +1,102 @@
+"""DFlash 2: DFlash with convolutions within a block, and tokens that are chosen by the one before them."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+from arriero.kernels.topk import top_k_values
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Pick
+from arriero.model.drafts.dflash import BlockDraft
+from arriero.model.drafts.dflash_config import SelectorConfig
+from arriero.model.layers.embedding import Embedding
+from arriero.model.layers.linear import Linear, expect_shape
+
+
+class CandidateSelector:
+    """Scores of the best tokens of each row, by the token chosen for the row before.
+
+    For candidate k of row t after token p: `logit(k) + Σ_i A[p, i] · (W h_t)_i · C[k, i]`, in float32. Source: DFlash
+    2, the released draft's implementation.
+    """
+
+    def __init__(self, config: SelectorConfig, predecessors: Embedding, successors: Embedding, project: Linear) -> None:
+        self.config = config
+        self.predecessors = predecessors
+        self.successors = successors
+        self.project = project
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: SelectorConfig, *, vocab: int, hidden: int
+    ) -> Self:
+        """`predecessor_codebook` and `successor_codebook` `[vocab, rank]`, and `hidden_projection`, under `prefix`.
+
+        Published codebooks have no `.weight` at the end of their names, converted ones may.
+        """
+
+        def codebook(name: str) -> Embedding:
+            names = [f"{prefix}.{name}", f"{prefix}.{name}.weight"]
+            found = next((n for n in names if n in checkpoint), None)
+            if found is None:
+                raise CheckpointError(f"the draft's checkpoint holds neither {' nor '.join(names)}")
+            weight = checkpoint.weight(found).astype(dtype)
+            expect_shape(found, weight.shape, (vocab, config.rank))
+            return Embedding(weight, dtype)
+
+        project = Linear.load(checkpoint, f"{prefix}.hidden_projection", dtype, bias=False, shape=(config.rank, hidden))
+        return cls(config, codebook("predecessor_codebook"), codebook("successor_codebook"), project)
+
+    def candidates(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """Of logits `[n, vocab]` the best, float32 `[n, k]` descending, and their tokens int32 `[n, k]`."""
+        values, tokens = top_k_values(logits.astype(mx.float32), min(self.config.top_k, logits.shape[-1]))
+        return values, tokens
+
+    def walk(self, states: mx.array, logits: mx.array, anchor: mx.array, pick: Pick) -> mx.array:
+        """Tokens int32 `[n]` for rows `states` `[n, hidden]`, picked one after another from `anchor` on.
+
+        `pick` sees each row's candidates with the scores that its predecessor, as picked, gives them.
+        """
+        unary, tokens = self.candidates(logits)
+        rows = self.successors(tokens.reshape(-1)).reshape(*tokens.shape, -1).astype(mx.float32)
+        keys = rows * self.project(states).astype(mx.float32)[:, None]
+        chosen = [anchor.astype(mx.int32)]
+        for row in range(states.shape[0]):
+            before = self.predecessors(chosen[-1]).astype(mx.float32)
+            scores = unary[row : row + 1] + (keys[row] * before).sum(axis=-1)[None]
+            chosen.append(pick(scores, tokens[row : row + 1]).astype(mx.int32))
+        return mx.concatenate(chosen[1:])
+
+
+class SelectingBlockDraft(BlockDraft):
+    """A block draft whose tokens are drawn one after another, each from a few candidates.
+
+    What `pick` gets is the law of a token given those before it, so each proposal's distribution is its true one.
+    """
+
+    conditional = True
+    whole = True
+    selector: CandidateSelector
+
+    def load_rest(self, checkpoint: Checkpoint, root: str, dtype: mx.Dtype) -> None:
+        """The selector."""
+        config = self.config
+        if config.selector is None:
+            raise CheckpointError(f"{config.architecture} has no selector")
+        self.selector = CandidateSelector.load(
+            checkpoint,
+            f"{root}candidate_selector",
+            dtype,
+            config.selector,
+            vocab=self.target.facts.vocab_size,
+            hidden=config.hidden,
+        )
+
+    def guess(self, states: mx.array, anchor: mx.array, pick: Pick) -> mx.array:
+        return self.selector.walk(states, self.logits(states), anchor, pick)
+
+    def parts(self) -> list[Any]:
+        return [*super().parts(), self.selector]

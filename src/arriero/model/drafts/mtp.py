@@ -1,0 +1,106 @@
+"""The head of Qwen 3.5, 3.6, 3.8 and Qwen3-Next that predicts the token after next: one more attention layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import mlx.core as mx
+
+from arriero.errors import CheckpointError
+from arriero.model.architectures.qwen3_5 import Config, Layer, gains_are_baked, load_norm
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Batch, Cache, DraftFacts, Model, RowCaches
+from arriero.model.drafts.chain import ChainedHead, placed
+from arriero.model.layers.linear import Linear
+from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.rope import Rope
+
+ROOTS = ("mtp.", "model.mtp.", "language_model.mtp.")
+
+
+def find(checkpoint: Checkpoint) -> str | None:
+    """The prefix of the head's tensors; None where the checkpoint holds none."""
+    return next((root for root in ROOTS if f"{root}fc.weight" in checkpoint), None)
+
+
+def read_config(checkpoint: Checkpoint, prefix: str) -> Config:
+    """The target's configuration for the head's one layer, which has attention and, as the tensors say, experts."""
+    config = Config.read(checkpoint.config)
+    names = [name for name in checkpoint.names() if name.startswith(f"{prefix}layers.")]
+    layers = {name.removeprefix(f"{prefix}layers.").partition(".")[0] for name in names}
+    if layers != {"0"}:
+        raise CheckpointError(
+            f"the head for several tokens ({prefix}*) should have one layer, but the checkpoint holds {len(layers)}"
+        )
+    sparse = config.sparse
+    if sparse is not None:
+        moe = f"{prefix}layers.0.mlp.gate.weight" in checkpoint
+        sparse = replace(sparse, layers=frozenset({0} if moe else ()))
+    return replace(config, layer_types=["full_attention"], sparse=sparse)
+
+
+class Head(ChainedHead):
+    """`h' = norm(layer(fc([norm(embed(token)) ; norm(h)])))`, with the target's table and output head.
+
+    h is the target's final-normed state, and h' takes its place for the next token. Norms are centred, the token's half
+    comes first. Source: the released checkpoints' tensors, and DeepSeek-V3's report (2024), section 2.2, which a single
+    shared layer simplifies.
+    """
+
+    def __init__(
+        self,
+        facts: DraftFacts,
+        target: Model,
+        *,
+        fc: Linear,
+        token_norm: RMSNorm,
+        state_norm: RMSNorm,
+        layer: Layer,
+        norm: RMSNorm,
+    ) -> None:
+        super().__init__(facts, target)
+        self.fc = fc
+        self.token_norm = token_norm
+        self.state_norm = state_norm
+        self.layer = layer
+        self.norm = norm
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, target: Model, dtype: mx.Dtype) -> Self:
+        """`fc`, `pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `layers.0` and `norm` under `prefix`."""
+        config = read_config(checkpoint, prefix)
+        baked = gains_are_baked(checkpoint)
+        hidden, eps = config.shape.hidden, config.shape.eps
+
+        def norm(name: str) -> RMSNorm:
+            return load_norm(checkpoint, f"{prefix}{name}", dtype, hidden, eps, baked=baked)
+
+        token, _ = config.attention.cache_bytes(dtype, target.facts.context_length)
+        facts = DraftFacts("mtp", None, lookahead=1, cache_bytes_per_token=token)
+        rope = Rope(config.rope, config.shape.head_dim)
+        return cls(
+            facts,
+            target,
+            fc=Linear.load(checkpoint, f"{prefix}fc", dtype, bias=False, shape=(hidden, 2 * hidden)),
+            token_norm=norm("pre_fc_norm_embedding"),
+            state_norm=norm("pre_fc_norm_hidden"),
+            layer=Layer.load(checkpoint, f"{prefix}layers.0", dtype, config, 0, rope, baked=baked),
+            norm=norm("norm"),
+        )
+
+    def new_caches(self) -> RowCaches:
+        """Keys and values of its layer."""
+        cache: Cache = self.layer.new_cache()
+        return [cache]
+
+    def forward(self, batch: Batch, states: mx.array) -> mx.array:
+        rows = placed(self.target.embed(batch.tokens), batch.features)
+        both = mx.concatenate([self.token_norm(rows), self.state_norm(states)], axis=-1)
+        return self.norm(self.layer(self.fc(both), batch, 0))
+
+    def logits(self, states: mx.array) -> mx.array:
+        return self.target.logits(states)
+
+    def parts(self) -> list[Any]:
+        return [self.fc, self.token_norm, self.state_norm, self.layer, self.norm]
