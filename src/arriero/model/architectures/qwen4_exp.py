@@ -273,7 +273,7 @@ class Model:
         final = self.reader.mixed(streams)
         taps[len(self.layers) - 1] = final
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
-        return Hidden(final, tapped)
+        return Hidden(final, tapped, streams.reshape(-1, c.width))
 
     def read_ahead(self, coming: Sequence[tuple[np.ndarray, int]]) -> None:
         """Start to fetch rows of the tables for prompt tokens that come next."""
