@@ -18,6 +18,10 @@ import numpy as np
 import torch
 import transformers
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools import golden_hybrids
+
 TOKENS = 40
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
@@ -496,6 +500,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_theta": 500.0,
         },
     ),
+    **golden_hybrids.MODELS,
 }
 
 
@@ -537,6 +542,10 @@ def make(name: str, folder: Path) -> None:
     np.savez(folder / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits.numpy().astype(np.float32))
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if name.endswith("mxfp4"):
+        golden_hybrids.pack_experts(folder)
+        logits = golden_hybrids.logits_of(folder, ids)
+        np.savez(folder / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1, sort_keys=True) + "\n")
 
