@@ -94,12 +94,20 @@ class Pipeline:
         Rows that have sampled before come first; all of them took part in the latest flight.
         `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
         """
-        spans = [Span(i, 1, row.position, row.caches) for i, row in enumerate(rows)]
+        spans = [Span(i, 1, row.position, row.caches, row.layout) for i, row in enumerate(rows)]
         at = len(rows)
         for chunk in chunks:
-            spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches))
+            spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches, chunk.row.layout))
             at += chunk.length
-        hidden = self.model.forward(self._batch(rows, chunks, spans)).final
+        batch = self._batch(rows, chunks, spans)
+        owners = [*rows, *(chunk.row for chunk in chunks)]
+        batch.features = [
+            feature
+            for row, span in zip(owners, spans, strict=True)
+            if row.images is not None
+            for feature in row.images.features(span.position, span.length, span.start)
+        ]
+        hidden = self.model.forward(batch).final
 
         sampled = None
         outputs: list[mx.array] = []

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong
+from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong, UnsupportedFeature
 from arriero.kernels.device import on_cpu
-from arriero.model.contract import Model, ReadsAhead
+from arriero.model.contract import Model, ReadsAhead, vision_of
 from arriero.runner.decode import Flight, Pipeline, Sampler
+from arriero.runner.images import RowImages
 from arriero.runner.memory import is_out_of_memory, readable
 from arriero.runner.messages import Failed, FromRunner, PrefillProgress, PrefixUsed, Submit, TokenLogprob, Tokens
 from arriero.runner.prefill import plan_chunks
@@ -208,7 +209,16 @@ class Engine:
                 f"the request needs {readable(needed)} of cache for {length + max_new} tokens, but the model may use"
                 f" only {readable(self.limits.cache_bytes)}; lower num_ctx or num_predict"
             )
-        return Row(request, max_new, needed)
+        return Row(request, max_new, needed, self._images(request))
+
+    def _images(self, request: Submit) -> RowImages | None:
+        """The images of a request that can run."""
+        if not request.images:
+            return None
+        vision = vision_of(self.model)
+        if vision is None:
+            raise UnsupportedFeature(f"{self.model.facts.architecture} does not take images")
+        return RowImages(request.images, vision, len(request.tokens))
 
     def _admit(self) -> None:
         """Start waiting rows in their order while rows and reserved bytes allow it.

@@ -27,6 +27,7 @@ def plan_chunks(rows: Sequence[Row], budget: int) -> list[Chunk]:
 
     Half goes to the oldest row, so that it always gets on; the rest to those with the least left, so that a short
     prompt need not wait for all of a long one. A row's last prompt token never goes into a chunk: it seeds the decode.
+    An image that must not be cut makes a chunk shorter, or longer than the budget.
     """
     prefilling = [row for row in rows if row.phase is Phase.PREFILLING]
     turns = [(row, budget - budget // 2) for row in prefilling[:1]]
@@ -36,4 +37,5 @@ def plan_chunks(rows: Sequence[Row], budget: int) -> list[Chunk]:
         length = min(row.prompt_left - lengths[row], most, budget)
         lengths[row] += length
         budget -= length
+    lengths = {row: row.images.whole(row.position, n) if row.images else n for row, n in lengths.items()}
     return [Chunk(row, row.position, length) for row, length in lengths.items() if length]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from enum import Enum
 
+import msgspec
 import numpy as np
 
-from arriero.model.contract import ModelFacts, RowCaches
+from arriero.model.contract import Layout, ModelFacts, RowCaches
+from arriero.runner.images import RowImages
 from arriero.runner.messages import Finished, Submit
 from arriero.runner.prefix.keys import Keys, Media, row_keys
 from arriero.runner.prefix.store import Reuse
@@ -37,6 +39,7 @@ class Row:
         "decode_started_at",
         "generated",
         "id",
+        "images",
         "keys",
         "last_token_at",
         "max_new",
@@ -52,13 +55,15 @@ class Row:
         "stop_ids",
     )
 
-    def __init__(self, request: Submit, max_new: int, reserved: int) -> None:
+    def __init__(self, request: Submit, max_new: int, reserved: int, images: RowImages | None = None) -> None:
         self.id = request.id
         self.request = request
         self.prompt = np.array(request.tokens, np.int32)
         media = [Media(image.offset, image.end, image.patches.identity) for image in request.images]
         self.keys = row_keys(self.prompt, media)
         """What identifies each position of the prompt in the prefix store."""
+        self.images = images
+        """None in a row of text."""
         self.stop_ids = frozenset(request.stop_tokens)
         self.max_new = max_new
         """Tokens to generate at most: the request's figure cut to the context."""
@@ -87,12 +92,19 @@ class Row:
         """Prompt tokens still to be prefilled: all but the last, which seeds the decode."""
         return len(self.prompt) - 1 - self.position
 
+    @property
+    def layout(self) -> Layout | None:
+        """Positions on several axes, for its spans."""
+        return self.images.layout if self.images is not None else None
+
     def all_keys(self) -> Keys:
         """The keys of the prompt and of every token read."""
         return np.concatenate([self.keys, row_keys(self.outputs)])
 
     def admit(self, reuse: Reuse) -> None:
         """Start: from here the row owns memory."""
+        # What is left of the pixels is in `images`, which forgets them one by one.
+        self.request = msgspec.structs.replace(self.request, images=[])
         self.reuse = reuse
         self.caches = reuse.caches
         self.position = reuse.offset
