@@ -11,6 +11,7 @@ from typing import Any
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile, GGUFTensor
+from arriero.model.gguf_deepseek import deepseek2, glm4moe
 from arriero.model.gguf_keys import Keys
 from arriero.model.gguf_orders import TILED
 
@@ -22,6 +23,8 @@ ARCHITECTURES = {
     "qwen3next": "Qwen3NextForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "deepseek2": "DeepseekV3ForCausalLM",
+    "glm4moe": "Glm4MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
@@ -30,6 +33,8 @@ MODEL_TYPES = {
     "qwen3next": "qwen3_next",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
+    "deepseek2": "deepseek_v3",
+    "glm4moe": "glm4_moe",
     "gemma3": "gemma3_text",
 }
 
@@ -311,6 +316,8 @@ _ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "qwen3next": _qwen35moe,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
+    "deepseek2": deepseek2,
+    "glm4moe": glm4moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
 }
