@@ -110,6 +110,8 @@ class Settings:
     """Activation dtype override for runners: '', 'float32', 'bfloat16' or 'float16'."""
     prefill_chunk: int
     """Prompt tokens forwarded at once; 0 = decided by the device."""
+    prefix_cache: int
+    """Bytes that each runner may keep of earlier prompts and replies; 0 = nothing, -1 = decided from memory."""
     prefill: str
     """How products of many tokens are computed: '' or 'exact', or 'int8'. A runner refuses any other."""
 
@@ -142,6 +144,7 @@ class Settings:
             debug=_read("DEBUG", 0, _debug_level, env),
             dtype=_read("DTYPE", "", str, env),
             prefill_chunk=_read("PREFILL_CHUNK", 0, _count, env),
+            prefix_cache=_read("PREFIX_CACHE", -1, _count, env),
             prefill=_read("PREFILL", "", str, env),
         )
 

@@ -10,7 +10,16 @@ import mlx.core as mx
 
 from arriero.model.contract import Batch, Model, Span
 from arriero.runner.engine import Engine, Limits
-from arriero.runner.messages import Failed, Finished, PrefillProgress, SamplingOptions, Submit, TokenLogprob, Tokens
+from arriero.runner.messages import (
+    Failed,
+    Finished,
+    PrefillProgress,
+    PrefixUsed,
+    SamplingOptions,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
 from arriero.runner.sampling import Sampler
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -23,6 +32,7 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     progress: list[tuple[int, int]] = field(default_factory=list)
+    prefix: PrefixUsed | None = None
     end: Finished | Failed | None = None
 
     @property
@@ -52,6 +62,8 @@ def collect(engine: Engine, replies: dict[str, Reply] | None = None) -> dict[str
             reply.logprobs += message.logprobs or []
         elif isinstance(message, PrefillProgress):
             reply.progress.append((message.done, message.total))
+        elif isinstance(message, PrefixUsed):
+            reply.prefix = message
         elif isinstance(message, Finished | Failed):
             reply.end = message
     return replies

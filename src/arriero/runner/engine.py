@@ -150,6 +150,7 @@ class Engine:
         self._waiting.clear()
         for request in requests:
             self.submit(request)
+        self._make_room()
 
     def step(self) -> None:
         """Admit, build and launch one forward, read the one before it.
@@ -247,21 +248,26 @@ class Engine:
             self._report(row)
 
     def _follows(self, row: Row) -> bool:
-        """Whether a row that is reading its prompt will soon have stored a good deal of this one's."""
+        """Whether a row waits for another that is just reading a good deal of its prompt."""
         if not self.limits.prefix_bytes:
             return False
+        if row.leader is None:
+            self._find_leader(row)
+        leader, shared = row.leader, row.shared
+        if leader is None:
+            return False
+        if leader.phase is Phase.PREFILLING and leader.reuse is not None:
+            self.prefixes.share(leader.reuse, leader.keys, capture=shared)
+            return leader.position < shared
+        return False
+
+    def _find_leader(self, row: Row) -> None:
         known = self.prefixes.known(row.keys)
         for other in self._rows:
-            if other.phase is not Phase.PREFILLING or other.reuse is None:
-                continue
             shared = min(common(row.keys, other.keys), len(row.prompt) - 1, len(other.prompt) - 1)
-            if shared - known < WORTH_WAITING:
-                continue
-            self.prefixes.share(other.reuse, other.keys, capture=shared)
-            if other.position < shared:
-                return True
-            known = self.prefixes.known(row.keys)
-        return False
+            if other.phase is Phase.PREFILLING and shared - max(known, other.position) >= WORTH_WAITING:
+                row.leader, row.shared = other, shared
+                return
 
     def _make_room(self) -> None:
         """Stored prefixes live in what no row has reserved."""

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from types import FrameType
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ from arriero.kernels.device import on_cpu
 from arriero.runner.channel import Channel
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.load import load, warm_up
-from arriero.runner.memory import is_out_of_memory, memory_bytes, wire_weights
+from arriero.runner.memory import default_prefix_bytes, is_out_of_memory, memory_bytes, wire_weights
 from arriero.runner.messages import (
     Cancel,
     Limit,
@@ -123,9 +124,10 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
         max_rows=config.max_rows or (8 if on_cpu() else 16),
         prefill_chunk=config.prefill_chunk or (512 if on_cpu() else 2048),
         cache_bytes=max(config.memory_limit - loaded.weight_bytes, 1) if config.memory_limit else 0,
+        prefix_bytes=default_prefix_bytes() if config.prefix_bytes < 0 else config.prefix_bytes,
     )
     report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
-    warm_up(Engine(loaded.model, Sampler(facts.vocab_size, context), limits))
+    warm_up(Engine(loaded.model, Sampler(facts.vocab_size, context), replace(limits, prefix_bytes=0)))
     wire_weights()
     engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits)
     mx.reset_peak_memory()
@@ -169,7 +171,7 @@ def _publish(engine: Engine, channel: Channel) -> None:
             memory_bytes=memory_bytes(),
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=counts.cache_bytes,
-            snapshot_bytes=0,
+            snapshot_bytes=counts.snapshot_bytes,
             tokens_generated=counts.tokens_generated,
             tokens_prefilled=counts.tokens_prefilled,
         )

@@ -6,6 +6,7 @@ import logging
 import re
 
 import mlx.core as mx
+import psutil
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ def wire_weights() -> int:
         log.warning("the weights cannot be wired (%s); they stay pageable", error)
         return 0
     return limit
+
+
+def default_prefix_bytes() -> int:
+    """An eighth of the machine's memory, at most 8 GiB: what stored prefixes may take when nobody says otherwise."""
+    return min(int(psutil.virtual_memory().total) // 8, 8 << 30)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

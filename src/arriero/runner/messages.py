@@ -46,6 +46,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most rows decoded at once; 0 = decided by the engine."""
     prefill_chunk: int = 0
     """Prompt tokens in one forward; 0 = decided by the device."""
+    prefix_bytes: int = -1
+    """Bytes that stored prefixes may take; 0 = nothing is stored, -1 = decided from memory."""
     dtype: str = ""
     """Activation dtype; '' = the checkpoint's."""
     prefill: str = ""

@@ -42,6 +42,7 @@ class Row:
         "images",
         "keys",
         "last_token_at",
+        "leader",
         "max_new",
         "outputs",
         "phase",
@@ -51,6 +52,7 @@ class Row:
         "reserved",
         "reuse",
         "sampled",
+        "shared",
         "slot",
         "stop_ids",
     )
@@ -72,6 +74,9 @@ class Row:
         self.phase = Phase.WAITING
         self.reuse: Reuse | None = None
         """How it began; None before it is admitted."""
+        self.leader: Row | None = None
+        """A row that is reading the first `shared` positions of this one's prompt, while this one waits for it."""
+        self.shared = 0
         self.caches: RowCaches = []
         self.position = 0
         """Tokens forwarded (or dispatched) so far = the position that the next one takes."""
@@ -106,6 +111,7 @@ class Row:
         # What is left of the pixels is in `images`, which forgets them one by one.
         self.request = msgspec.structs.replace(self.request, images=[])
         self.reuse = reuse
+        self.leader = None
         self.caches = reuse.caches
         self.position = reuse.offset
         self.admitted_at = time.monotonic_ns()

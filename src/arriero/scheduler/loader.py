@@ -217,6 +217,7 @@ class Loader:
             endpoint=self._sockets.endpoint(),
             max_rows=self._settings.num_parallel,
             prefill_chunk=self._settings.prefill_chunk,
+            prefix_bytes=self._settings.prefix_cache,
             dtype=self._settings.dtype,
             prefill=self._settings.prefill,
             log_level="DEBUG" if self._settings.debug else "INFO",

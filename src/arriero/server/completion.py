@@ -17,10 +17,11 @@ import msgspec
 
 from arriero.chat.parsers.events import Parser
 from arriero.errors import RunnerCrashed
-from arriero.runner.messages import Failed, Finished, Submit, Tokens
+from arriero.runner.messages import Failed, Finished, PrefixUsed, Submit, Tokens
 from arriero.scheduler import Lease, LoadRequest, error_of
 from arriero.server.models import OpenModel
 from arriero.server.parameters import Parameters
+from arriero.server.prefix_log import log_prefix
 from arriero.server.services import Services
 from arriero.server.transcript import Delta, Transcript
 
@@ -142,6 +143,8 @@ async def _reply(
                     yield delta
                 if transcript.stopped:
                     break  # closing `messages` stops the row; what it would still say is not waited for
+            elif isinstance(message, PrefixUsed):
+                log_prefix(generation.model, prompt.tokens, message)
             elif isinstance(message, Finished):
                 finished = message
             elif isinstance(message, Failed):
