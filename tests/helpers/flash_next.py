@@ -55,8 +55,9 @@ def packed_experts(tensors: Tensors) -> Tensors:
     found = {n: v for n, v in tensors.items() if ".experts." not in n}
     prefixes = {n.partition(".experts.")[0] for n in tensors if ".experts." in n}
     for prefix in prefixes:
+        count = sum(n.startswith(f"{prefix}.experts.") and n.endswith(".up_proj.weight") for n in tensors)
         banks = {
-            part: np.stack([tensors[f"{prefix}.experts.{e}.{part}_proj.weight"] for e in range(4)])
+            part: np.stack([tensors[f"{prefix}.experts.{e}.{part}_proj.weight"] for e in range(count)])
             for part in ("gate", "up", "down")
         }
         found[f"{prefix}.experts.gate_up_proj"] = np.concatenate([banks["gate"], banks["up"]], axis=1)
@@ -117,15 +118,13 @@ def nvfp4_experts(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def fp8_experts(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Block FP8: E4M3 codes with bfloat16 scales; what is meant is rounded to bfloat16, as it is loaded."""
+    """Block FP8: E4M3 codes with bfloat16 scales."""
     stored, meant = dict(tensors), dict(tensors)
     for name in [n for n in tensors if ".mlp.experts." in n]:
         scale = np.asarray(np.abs(tensors[name]).max() / 448, ml_dtypes.bfloat16).reshape(1, 1)
         codes = e4m3(tensors[name] / scale.astype(np.float32))
         stored[name], stored[f"{name}_scale_inv"] = codes, scale
-        meant[name] = (
-            (codes.astype(np.float32) * scale.astype(np.float32)).astype(ml_dtypes.bfloat16).astype(np.float32)
-        )
+        meant[name] = codes.astype(np.float32) * scale.astype(np.float32)
     return stored, meant
 
 
