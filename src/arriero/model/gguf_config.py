@@ -12,6 +12,7 @@ from typing import Any
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile, GGUFTensor
 from arriero.model.gguf_deepseek import deepseek2, glm4moe
+from arriero.model.gguf_hybrids import gpt_oss, nemotron_h
 from arriero.model.gguf_keys import Keys
 from arriero.model.gguf_orders import TILED
 
@@ -27,6 +28,9 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nemotron_h_moe": "NemotronHForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 MODEL_TYPES = {
     "qwen3moe": "qwen3_moe",
@@ -36,10 +40,12 @@ MODEL_TYPES = {
     "deepseek2": "deepseek_v3",
     "glm4moe": "glm4_moe",
     "gemma3": "gemma3_text",
+    "nemotron_h_moe": "nemotron_h",
+    "gpt-oss": "gpt_oss",
 }
 
-_HYBRID = {"qwen3next", "qwen35", "qwen35moe"}
-"""Whose files may say which layers are attention by their numbers of key heads, 0 for the others."""
+_HYBRID = {"qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"}
+"""Whose files may say what kind a layer is by numbers of key heads or widths that are 0 for the others."""
 
 _EMBEDDING = "token_embd.weight"
 _TOKENS = "tokenizer.ggml.tokens"
@@ -114,7 +120,7 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         "torch_dtype": "float16" if _is_half(tensors.values()) else "bfloat16",
     }
-    feed_forward = keys.same_for_all_layers("feed_forward_length")
+    feed_forward = keys.same_for_all_layers("feed_forward_length", zeros=architecture in _HYBRID)
     if feed_forward:
         config["intermediate_size"] = feed_forward
     rotary = keys.integer("rope.dimension_count")
@@ -320,4 +326,7 @@ _ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "glm4moe": glm4moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h,
+    "gpt-oss": gpt_oss,
 }

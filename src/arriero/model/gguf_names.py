@@ -70,6 +70,36 @@ _GEMMA = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.up_proj",
+    "ffn_down_exps": "mixer.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+_GPT_OSS = _LLAMA | {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
 LAYER_NAMES: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -80,6 +110,9 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "qwen35moe": _LLAMA | _MOE | _SHARED | _DELTA_NET,
     "gemma2": _LLAMA | _GEMMA,
     "gemma3": _LLAMA | _GEMMA,
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "gpt-oss": _GPT_OSS,
     "deepseek2": _LLAMA | _MOE | _SUMMED | _LATENT,
     "glm4moe": _LLAMA | _MOE | _SUMMED | {"post_attention_norm": "post_attention_layernorm"},
 }
@@ -87,12 +120,14 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
 
 PARAMETERS = {"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"}
 """Tensors of a layer whose Hugging Face names have no suffix; `ssm_a` holds −exp(A_log), and `ssm_dt` may be a bias."""
+MIXER_PARAMETERS = {"ssm_a": "mixer.A_log", "ssm_d": "mixer.D", "ssm_dt": "mixer.dt_bias"}
+"""The same for Mamba-2."""
 
 CONSUMED = re.compile(r"^(rope_freqs|blk\.\d+\.(rope_freqs|attn_rot_embd))\.weight$")
 """Rotary tables: read into the configuration, or made anew by every architecture."""
 
 _LAYER = re.compile(r"^blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)$")
-_PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt)(?:\.bias)?$")
+_PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt?)(?:\.bias)?$")
 
 
 def hugging_face_name(architecture: str, name: str) -> str:
@@ -109,6 +144,7 @@ def hugging_face_name(architecture: str, name: str) -> str:
     if match and match[2] in modules:
         return f"model.layers.{match[1]}.{modules[match[2]]}.{match[3]}"
     parameter = _PARAMETER.match(name)
-    if parameter and "ssm_out" in modules:
-        return f"model.layers.{parameter[1]}.{PARAMETERS[parameter[2]]}"
+    parameters = MIXER_PARAMETERS if "ssm_in" in modules else PARAMETERS
+    if parameter and "ssm_out" in modules and parameter[2] in parameters:
+        return f"model.layers.{parameter[1]}.{parameters[parameter[2]]}"
     return name

@@ -102,10 +102,8 @@ class SinkAttention:
             shape = (heads * c.head_dim, c.hidden)
             return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=shape)
 
-        # GGUF files give every tensor a suffix.
-        name = next((n for n in (f"{prefix}.sinks", f"{prefix}.sinks.weight") if n in checkpoint), f"{prefix}.sinks")
-        sinks = checkpoint.tensor(name)
-        expect_shape(name, tuple(sinks.shape), (c.heads,))
+        sinks = checkpoint.tensor(f"{prefix}.sinks")
+        expect_shape(f"{prefix}.sinks", tuple(sinks.shape), (c.heads,))
         return cls(
             config,
             rope,
