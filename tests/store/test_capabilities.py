@@ -28,7 +28,7 @@ def store(tmp_path):
         ({"model": b"m", "template": JINJA.encode()}, UNSAID, ["completion", "tools", "thinking"]),
         ({"model": b"m"}, {"capabilities": ["completion"], "parser": "qwen3"}, ["completion", "tools"]),
         ({"model": b"m", "template": b"x"}, UNSAID | {"model_family": "gptoss"}, ["completion", "thinking"]),
-        ({"tensor": b"t"}, ST | {"capabilities": ["completion", "vision"]}, ["completion", "vision"]),
+        ({"tensor": b"t"}, ST | {"capabilities": ["completion", "vision"]}, ["completion"]),
         ({"tensor": b"t"}, ST | UNSAID, ["completion"]),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,23 @@ import msgspec
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile
+from arriero.formats.safetensors_folder import open_folder
 from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
 
 
 class TextFiles:
     """Reads a model's small files once; `metadata` is empty unless the model is a GGUF file."""
 
-    def __init__(self, paths: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        metadata: Mapping[str, Any],
+        tensors: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`tensors` finds the names of the weights when they are asked for."""
         self._paths = paths
         self.metadata = metadata
+        self._tensors = tensors
         self._parsed: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -27,15 +35,19 @@ class TextFiles:
         if isinstance(source, GGUFSource):
             return cls({}, GGUFFile(source.paths[0]).metadata)
         if isinstance(source, LayersSource):
-            return cls({name: Path(path) for name, path in source.files.items()}, {})
+            return cls({name: Path(path) for name, path in source.files.items()}, {}, lambda: source.tensors)
         assert isinstance(source, FolderSource)
         folder = Path(source.path)
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder")
-        return cls({path.name: path for path in folder.iterdir() if path.is_file()}, {})
+        return cls({path.name: path for path in folder.iterdir() if path.is_file()}, {}, lambda: _names(folder))
 
     def __contains__(self, name: str) -> bool:
         return name in self._paths
+
+    def tensor_names(self) -> list[str]:
+        """Names of the weights in safetensors files, headers read only now; none of a GGUF file's."""
+        return list(self._tensors())
 
     def bytes(self, name: str) -> bytes | None:
         """The file's bytes; None when the model has no such file."""
@@ -69,3 +81,8 @@ class TextFiles:
                 raise CheckpointError(f"{name} must hold a JSON object; it holds a {type(value).__name__}")
             self._parsed[name] = value
         return self._parsed[name]
+
+
+def _names(folder: Path) -> Iterable[str]:
+    """The weights of a folder; a folder of text files alone has none."""
+    return open_folder(folder) if any(folder.glob("model*.safetensors*")) else ()

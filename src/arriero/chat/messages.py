@@ -60,6 +60,9 @@ class Message(msgspec.Struct, kw_only=True):
     content: str = ""
     thinking: str = ""
     images: list[bytes] = []
+    """Files of pictures, in order."""
+    places: list[int] = []
+    """Offsets in `content` at which the last images stand, ascending; images without one stand before the text."""
     tool_calls: list[ToolCall] = []
     tool_name: str = ""
     """Of a tool message: the function that it answers."""

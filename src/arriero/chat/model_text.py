@@ -9,18 +9,21 @@ from typing import Any
 
 from arriero.chat.files import TextFiles
 from arriero.chat.fim import FimTokens
+from arriero.chat.media.media import Cutter, Media
+from arriero.chat.media.open import open_media
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.passthrough import PassthroughParser
 from arriero.chat.parsers.thinking import ThinkingParser
 from arriero.chat.renderers.jinja import JinjaRenderer
-from arriero.chat.renderers.prompt import Image, Prompt, Renderer, Text
+from arriero.chat.renderers.prompt import Encoded, Prompt, Renderer, Text
 from arriero.chat.renderers.raw import RawRenderer
 from arriero.chat.stops import token_content
 from arriero.chat.templates import ChatTemplates
 from arriero.chat.tokenizer import Tokenizer
 from arriero.chat.truncation import Truncated, truncate
-from arriero.errors import TemplateError, UnsupportedFeature
+from arriero.errors import CheckpointError, InvalidRequest, TemplateError, UnsupportedFeature
+from arriero.image import ImagePatches, PlacedImage
 from arriero.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -40,13 +43,15 @@ class ModelText:
         self.context_length = _context_length(files)
         """Tokens that the model was made for; 0 when its files don't say."""
         self.fim_tokens = FimTokens.find(self.tokenizer, files)
+        self.media, self.no_media = _open_media(files, self.tokenizer)
+        """The way with images; without one, why there is none ('' for a model of text)."""
         self.capabilities = self._capabilities(files)
-        """Of `completion`, `embedding`, `insert`, `tools`, `thinking`, in the order of Ollama's list."""
+        """Of `completion`, `embedding`, `vision`, `insert`, `tools`, `thinking`."""
         self._names = _special_names(self.tokenizer, files)
         control = [self.tokenizer.token_text(index) for index in self.tokenizer.control_ids]
         self.renderer: Renderer = RawRenderer()
         if templates.default is not None or templates.error is not None:
-            self.renderer = JinjaRenderer(templates, self._names, control)
+            self.renderer = self._jinja(templates, control)
         self._control = control
         self._prompt_ends: dict[tuple[Think, bool], str] = {}
 
@@ -74,22 +79,78 @@ class ModelText:
         """
         renderer = self.renderer
         if template is not None:
-            templates = ChatTemplates({"default": template})
-            renderer = JinjaRenderer(templates, self._names, self._control)
+            renderer = self._jinja(ChatTemplates({"default": template}), self._control)
         return renderer.render(conversation, add_generation_prompt=add_generation_prompt, think=think)
 
     def encode(self, prompt: Prompt | str) -> list[int]:
-        """Token ids of a rendered prompt (a string counts as text with control tokens).
+        """Token ids of a rendered prompt of text (a string counts as text with control tokens).
 
-        Raises UnsupportedFeature for images: their places are filled by the family's own code.
+        Raises UnsupportedFeature for images, which `place` takes.
         """
-        segments: list[Text | Image] = [Text(prompt)] if isinstance(prompt, str) else prompt.segments
-        ids: list[int] = []
-        for segment in segments or [Text("")]:
-            if isinstance(segment, Image):
+        return self.place(Prompt([Text(prompt)]) if isinstance(prompt, str) else prompt).tokens
+
+    @property
+    def placeholder_id(self) -> int | None:
+        """The token that stands for an image, as often as that has tokens; None for a model that takes none."""
+        return None if self.media is None else self.tokenizer.token_id(self.media.marks.placeholder)
+
+    def cutter(self) -> Cutter | None:
+        """What reads and cuts the images of one request; None for a model that takes none."""
+        return None if self.media is None else Cutter(self.media)
+
+    def place(self, prompt: Prompt, cutter: Cutter | None = None) -> Encoded:
+        """Token ids of a rendered prompt, with the images over placeholders of their own.
+
+        Raises UnsupportedFeature for images without a `cutter`, and InvalidRequest for those that can't be taken.
+        """
+        encoded = Encoded([])
+        for text, control, images in self._pieces(prompt):
+            ids = self.tokenizer.encode(text, add_bos=not encoded.tokens, special=control)
+            if not images:
+                encoded.tokens.extend(ids)
+                continue
+            if cutter is None or self.media is None:
                 raise UnsupportedFeature("this model does not take images")
-            ids += self.tokenizer.encode(segment.text, add_bos=not ids, special=segment.control)
-        return ids
+            self._put(ids, [cutter(image) for image in images], encoded)
+        return encoded
+
+    def _pieces(self, prompt: Prompt) -> list[tuple[str, bool, list[bytes]]]:
+        """Text to be encoded in one go, whether control tokens in it count, and its images, one placeholder each.
+
+        Text around an image is encoded with it, since tokens may reach over its edge.
+        """
+        pieces: list[tuple[str, bool, list[bytes]]] = []
+        for segment in prompt.segments or [Text("")]:
+            text, control, images = "", True, []
+            if isinstance(segment, Text):
+                text, control = segment.text, segment.control
+            else:
+                images = [segment.data]
+                if self.media is not None:
+                    marks = self.media.marks
+                    text = f"{marks.before}{marks.placeholder}{marks.after}"
+                    text = text.join(marks.bare) if segment.bare else text
+            if control and pieces and pieces[-1][1]:
+                before, _, others = pieces.pop()
+                text, images = before + text, others + images
+            pieces.append((text, control, images))
+        return pieces
+
+    def _put(self, ids: list[int], images: list[ImagePatches], encoded: Encoded) -> None:
+        """Append the ids, each placeholder as often as its image has tokens."""
+        pad = self.placeholder_id
+        if sum(index == pad for index in ids) != len(images):
+            raise InvalidRequest(
+                f"the prompt's own text holds {self.tokenizer.token_text(pad)}, which stands for images alone"
+            )
+        waiting = iter(images)
+        for index in ids:
+            if index == pad:
+                patches = next(waiting)
+                encoded.images.append(PlacedImage(offset=len(encoded.tokens), patches=patches))
+                encoded.tokens.extend([index] * patches.tokens)
+            else:
+                encoded.tokens.append(index)
 
     def boundaries(self, ids: list[int]) -> list[int]:
         """Offsets in a prompt just after each end of a turn: where a later prompt is likely to differ."""
@@ -104,9 +165,13 @@ class ModelText:
             raise UnsupportedFeature("this model does not support insert: it has no tokens for a prefix and a suffix")
         return self.fim_tokens.encode(self.tokenizer, prompt, suffix)
 
-    def truncate(self, conversation: Conversation, limit: int, *, think: Think = None) -> Truncated:
+    def truncate(
+        self, conversation: Conversation, limit: int, *, think: Think = None, cutter: Cutter | None = None
+    ) -> Truncated:
         """Leave out the oldest exchanges until the prompt fits `limit` tokens; see `truncation.truncate`."""
-        return truncate(conversation, limit, lambda shorter: self.encode(self.render(shorter, think=think)))
+        return truncate(
+            conversation, limit, lambda shorter: self.place(self.render(shorter, think=think), cutter).tokens
+        )
 
     def parser(self, prompt: str | None = None, *, think: Think = None, tools: Sequence[Tool] = ()) -> Parser:
         """A fresh parser for a reply.
@@ -136,8 +201,13 @@ class ModelText:
         source = self.templates.sources
         return next((tags for tags in _TAGS if tags[1] in source), None)
 
+    def _jinja(self, templates: ChatTemplates, control: list[str]) -> JinjaRenderer:
+        return JinjaRenderer(templates, self._names, control, self.media.marks.written if self.media else None)
+
     def _capabilities(self, files: TextFiles) -> tuple[str, ...]:
         found = ["embedding" if _embeds(files) else "completion"]
+        if self.media is not None:
+            found.append("vision")
         if self.fim_tokens is not None:
             found.append("insert")
         if "tools" in self.templates.variables:
@@ -145,6 +215,15 @@ class ModelText:
         if self._thinking_tags() is not None:
             found.append("thinking")
         return tuple(found)
+
+
+def _open_media(files: TextFiles, tokenizer: Tokenizer) -> tuple[Media | None, str]:
+    """The way with images, or why there is none; text goes on without."""
+    try:
+        return open_media(files, tokenizer.token_text), ""
+    except CheckpointError as error:
+        log.warning("images are refused: %s", error)
+        return None, str(error)
 
 
 def _embeds(files: TextFiles) -> bool:

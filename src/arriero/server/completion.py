@@ -17,6 +17,7 @@ import msgspec
 
 from arriero.chat.parsers.events import Parser
 from arriero.errors import RunnerCrashed
+from arriero.image import PlacedImage
 from arriero.runner.messages import Failed, Finished, PrefixUsed, Submit, Tokens
 from arriero.scheduler import Lease, LoadRequest, error_of
 from arriero.server.models import OpenModel
@@ -32,6 +33,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     boundaries: list[int] = []
     """Offsets in `tokens` where messages end."""
+    images: list[PlacedImage] = []
+    """Over placeholders in `tokens`."""
     dropped_messages: int = 0
     dropped_tokens: int = 0
 
@@ -177,6 +180,7 @@ def _submit(generation: Generation, prompt: Prompt, window: int) -> Submit:
         stop_tokens=sorted(generation.prompt.stop_ids),
         sampling=generation.parameters.sampling,
         boundaries=prompt.boundaries,
+        images=prompt.images,
     )
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
+
+import msgspec
 
 from arriero.chat.messages import Conversation, Think
 from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.passthrough import PassthroughParser
+from arriero.chat.renderers.prompt import Encoded, Image, Text
+from arriero.chat.renderers.prompt import Prompt as Rendered
 from arriero.errors import InvalidRequest, PromptTooLong
 from arriero.server.completion import Prompt
 from arriero.server.models import OpenModel
 
 log = logging.getLogger(__name__)
+
+_TAG = re.compile(r"\[img-(\d{1,9})\]")
 
 
 def check_fits(tokens: int, window: int, limit: int) -> None:
@@ -54,6 +62,7 @@ class ConversationPrompt:
         self._template = template
         self._text: str | None = None
         self._whole: Prompt | None = None
+        self._cutter = model.text.cutter()
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -76,7 +85,7 @@ class ConversationPrompt:
             text = self._model.text
             rendered = text.render(self._conversation, template=self._template, think=self._think)
             self._text = rendered.text
-            self._whole = self._prompt(text.encode(rendered))
+            self._whole = self._prompt(text.place(rendered, self._cutter))
         return self._whole
 
     def fitted(self, window: int, limit: int, num_predict: int) -> Prompt:
@@ -87,7 +96,9 @@ class ConversationPrompt:
         if self._truncate and self._template is None:
             for size in (window - room_for_reply(window, num_predict), window - 1):
                 try:
-                    shorter = self._model.text.truncate(self._conversation, size, think=self._think)
+                    shorter = self._model.text.truncate(
+                        self._conversation, size, think=self._think, cutter=self._cutter
+                    )
                 except PromptTooLong:
                     continue
                 log.warning(
@@ -97,12 +108,18 @@ class ConversationPrompt:
                     window,
                     shorter.dropped,
                 )
-                return self._prompt(shorter.tokens, shorter.dropped)
+                kept = self._model.text.render(shorter.conversation, think=self._think)
+                return self._prompt(self._model.text.place(kept, self._cutter), shorter.dropped)
         check_fits(len(whole), window, limit)
         raise AssertionError("a prompt that fits was returned above")
 
-    def _prompt(self, tokens: list[int], dropped: int = 0) -> Prompt:
-        return Prompt(tokens=tokens, boundaries=self._model.text.boundaries(tokens), dropped_messages=dropped)
+    def _prompt(self, encoded: Encoded, dropped: int = 0) -> Prompt:
+        return Prompt(
+            tokens=encoded.tokens,
+            boundaries=self._model.text.boundaries(encoded.tokens),
+            images=encoded.images,
+            dropped_messages=dropped,
+        )
 
 
 class FilledPrompt:
@@ -141,11 +158,12 @@ class FilledPrompt:
 
 
 class TextPrompt:
-    """Text taken as it is, control tokens included; it is never cut."""
+    """Text taken as it is, control tokens included; it is never cut. `[img-0]` in it stands for the first image."""
 
-    def __init__(self, model: OpenModel, text: str) -> None:
+    def __init__(self, model: OpenModel, text: str, images: Sequence[bytes] = ()) -> None:
         self._model = model
         self._text = text
+        self._images = images
         self._whole: Prompt | None = None
 
     @property
@@ -164,8 +182,27 @@ class TextPrompt:
     def whole(self) -> Prompt:
         """The text's tokens."""
         if self._whole is None:
-            self._whole = Prompt(tokens=self._model.text.tokenizer.encode(self._text))
+            text = self._model.text
+            if self._images:
+                encoded = text.place(self._segments(), text.cutter())
+                self._whole = Prompt(tokens=encoded.tokens, images=encoded.images)
+            else:
+                self._whole = Prompt(tokens=text.tokenizer.encode(self._text))
         return self._whole
+
+    def _segments(self) -> Rendered:
+        """The text cut at its images' tags; InvalidRequest for a tag without an image, a warning for the reverse."""
+        first, *others = _TAG.split(self._text)
+        segments: list[Text | Image] = [Text(first)]
+        used = {int(number) for number in others[::2]}
+        for number, text in zip(others[::2], others[1::2], strict=True):
+            if int(number) >= len(self._images):
+                raise InvalidRequest(f"the prompt holds [img-{number}], but {len(self._images)} images were sent")
+            segments += [Image(self._images[int(number)], bare=True), Text(text)]
+        unused = [number for number in range(len(self._images)) if number not in used]
+        if unused:
+            log.warning("%s: nothing in the raw prompt stands for images %s", self._model.asked, unused)
+        return Rendered([segment for segment in segments if isinstance(segment, Image) or segment.text])
 
     def fitted(self, window: int, limit: int, _num_predict: int) -> Prompt:
         """The same, or PromptTooLong."""
@@ -179,13 +216,18 @@ class ContinuedPrompt:
     def __init__(
         self, model: OpenModel, context: list[int], prompt: ConversationPrompt, *, truncate: bool = True
     ) -> None:
-        """Raises InvalidRequest for ids that aren't tokens of the model."""
+        """Raises InvalidRequest for ids that aren't tokens of the model, and for those of images."""
         size = model.text.tokenizer.vocab_size
         bad = next((index for index in context if not 0 <= index < size), None)
         if bad is not None:
             raise InvalidRequest(
                 f"context holds {bad}, which is no token of {model.asked} (it has {size}); "
                 "send back the context of a reply of the same model, or leave it out"
+            )
+        pad = model.text.placeholder_id
+        if pad is not None and pad in context:
+            raise InvalidRequest(
+                "context holds an image, which tokens alone don't bring back; send the messages to /api/chat instead"
             )
         self._model = model
         self._context = context
@@ -207,18 +249,18 @@ class ContinuedPrompt:
 
     def whole(self) -> Prompt:
         """Context and new prompt."""
-        return Prompt(tokens=self._context + self._new())
+        return self._behind(self._context)
 
     def fitted(self, window: int, limit: int, num_predict: int) -> Prompt:
         """Context and new prompt, the context's front cut to leave `room_for_reply`."""
-        new = self._new()
-        whole = len(self._context) + len(new)
+        new = len(self._behind([]))
+        whole = len(self.whole())
         if whole < window:
             return self.whole()
-        check_fits(len(new), window, limit)
+        check_fits(new, window, limit)
         if not self._truncate:
             check_fits(whole, window, limit)
-        keep = max(0, window - room_for_reply(window, num_predict) - len(new))
+        keep = max(0, window - room_for_reply(window, num_predict) - new)
         log.warning(
             "%s: context and prompt have %d tokens, the window %d: the context's front was left out",
             self._model.asked,
@@ -226,10 +268,14 @@ class ContinuedPrompt:
             window,
         )
         kept = self._context[len(self._context) - keep :]
-        return Prompt(tokens=kept + new, dropped_tokens=len(self._context) - keep)
+        return msgspec.structs.replace(self._behind(kept), dropped_tokens=len(self._context) - keep)
 
-    def _new(self) -> list[int]:
-        """The new prompt without a second beginning-of-sequence token."""
-        tokens = self._prompt.whole().tokens
-        bos = self._model.text.tokenizer.bos_id
-        return tokens[1:] if self._context and bos is not None and tokens[:1] == [bos] else tokens
+    def _behind(self, context: list[int]) -> Prompt:
+        """The new prompt behind some context, without a second beginning-of-sequence token."""
+        new = self._prompt.whole()
+        tokens, bos = new.tokens, self._model.text.tokenizer.bos_id
+        cut = 1 if self._context and bos is not None and tokens[:1] == [bos] else 0
+        images = [
+            msgspec.structs.replace(image, offset=image.offset - cut + len(context)) for image in new.images
+        ]
+        return Prompt(tokens=context + tokens[cut:], images=images)

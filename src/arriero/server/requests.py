@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from arriero.server.models import OpenModel
 log = logging.getLogger(__name__)
 
 _LEVELS = ("high", "medium", "low", "max")
+_BLANKS = dict.fromkeys(map(ord, " \t\r\n"))
 _THINK_WORDS = '"high", "medium", "low", "max", true, or false'
 
 
@@ -48,13 +51,36 @@ def check_format(value: Any) -> None:
         raise UnsupportedFeature("format is not in this version: leave it out, and ask for JSON in the prompt")
 
 
-def check_images(model: OpenModel, count: int) -> None:
-    """Refuse images."""
-    if not count:
-        return
-    if "vision" in model.stored.capabilities:
-        raise UnsupportedFeature(f'images are not in this version, although "{model.asked}" could take them')
-    raise UnsupportedFeature(f'"{model.asked}" does not support images')
+MAX_IMAGES = 256
+"""Of one request."""
+
+
+def images_of(model: OpenModel, where: str, images: Sequence[str]) -> list[bytes]:
+    """The files in an `images` field, base64 or data URLs; `where` names the field in errors.
+
+    UnsupportedFeature for a model that takes no images, InvalidRequest for text that is neither.
+    """
+    if not images:
+        return []
+    if not model.can("vision"):
+        reason = f": {model.text.no_media}" if model.text.no_media else ""
+        raise UnsupportedFeature(f'"{model.asked}" does not support images{reason}')
+    if len(images) > MAX_IMAGES:
+        raise InvalidRequest(f"{where} holds {len(images)} images; at most {MAX_IMAGES} are taken")
+    return [_bytes_of(f"{where}[{index}]", text) for index, text in enumerate(images)]
+
+
+def _bytes_of(where: str, text: str) -> bytes:
+    if text.startswith(("http://", "https://")):
+        raise UnsupportedFeature(f"{where} is a URL: image URLs are not fetched, send the image itself as base64")
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InvalidRequest(f"{where} is a data URL without ';base64,'")
+    try:
+        return base64.b64decode(text.translate(_BLANKS), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{where}: illegal base64 data ({error})") from None
 
 
 def tools_of(model: OpenModel, definitions: Sequence[dict[str, Any]]) -> list[Tool]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from arriero.errors import StoreError
+from arriero.model.vision import TOWER_WORDS, tower_of
+from arriero.store import manifests
 
 if TYPE_CHECKING:
     from arriero.store.model import StoredModel
@@ -29,9 +31,19 @@ PARSER_CAPABILITIES: Mapping[str, tuple[str, ...]] = (
 def capabilities_of(model: StoredModel) -> list[str]:
     """Capabilities in the order of detection, each once.
 
-    The configuration's own list is complete for safetensors models and remote stubs, and a start for GGUF files.
+    The configuration's own list is complete for safetensors models and remote stubs, and a start for GGUF files; only
+    `vision` is said of those models alone whose tower we load.
     """
+    found = _without_vision(model)
+    if model.config.remote_model or not _sees(model):
+        return found
+    return [*found[:1], "vision", *found[1:]]
+
+
+def _without_vision(model: StoredModel) -> list[str]:
     found = list(model.config.capabilities or ())
+    if not model.config.remote_model:
+        found = [capability for capability in found if capability != "vision"]
     if found and (model.format != "gguf" or model.config.remote_model):
         return found
     try:
@@ -46,6 +58,18 @@ def capabilities_of(model: StoredModel) -> list[str]:
     if model.config.model_family in ("gptoss", "gpt-oss"):
         found.append("thinking")
     return list(dict.fromkeys(found))
+
+
+def _sees(model: StoredModel) -> bool:
+    """Whether the model has a tower for images that we load."""
+    names = [layer.name for layer in model.manifest.of(manifests.TENSOR)]
+    if not any(part in name for name in names for part in TOWER_WORDS):
+        return False
+    try:
+        return tower_of(model.json_file("config.json"), names) is not None
+    except StoreError as error:
+        log.warning("%s", error)
+        return False
 
 
 def _without_list(model: StoredModel) -> list[str]:

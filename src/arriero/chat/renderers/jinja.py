@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.renderers.control import ControlText
-from arriero.chat.renderers.objects import CallStyle, Form, call_style, message_objects
+from arriero.chat.renderers.objects import CallStyle, Form, call_style, message_objects, takes_parts
 from arriero.chat.renderers.prompt import Image, Prompt, Text
 from arriero.chat.renderers.rewrites import readings
 from arriero.chat.template import Template, TemplateStopped
@@ -37,7 +38,9 @@ class JinjaRenderer:
         self._names = dict(names)
         self._control = ControlText(control)
         self._image_token = image_token
+        self._image = ControlText([image_token] if image_token else [])
         self._styles: dict[int, CallStyle] = {}
+        self._parts: dict[int, bool] = {}
 
     def render(self, conversation: Conversation, *, add_generation_prompt: bool = True, think: Think = None) -> Prompt:
         """The prompt; an assistant message at the end is left open for the model to continue.
@@ -52,13 +55,14 @@ class JinjaRenderer:
         if images and self._image_token is None:
             raise UnsupportedFeature("this model does not take images")
         marks = _Marks()
+        mark = marks.image if images and self._takes_parts(template) else None
         messages = [self._guarded(message, marks) for message in conversation.messages]
         last = messages[-1] if messages else None
         prefill = add_generation_prompt and last is not None and last.role == "assistant" and not last.tool_calls
         if prefill and last is not None:
             messages[-1] = Message(role="assistant", content=last.content + marks.end, thinking=last.thinking)
         arguments = self._arguments(conversation.tools, add_generation_prompt and not prefill, think)
-        text = self._accepted(template, messages, arguments)
+        text = self._accepted(template, messages, arguments, mark)
         if prefill:
             text, found, _ = text.rpartition(marks.end)
             if not found:
@@ -69,17 +73,18 @@ class JinjaRenderer:
         return Prompt(self._segments(text, marks, images))
 
     def _guarded(self, message: Message, marks: _Marks) -> Message:
-        """The message with control tokens' texts replaced by marks, unless the model itself wrote it."""
-        if message.role == "assistant":
-            return message
-        spans = self._control.spans(message.content)
-        if not spans:
-            return message
-        parts, position = [], 0
-        for start, end in spans:
-            parts += [message.content[position:start], marks.hide(message.content[start:end])]
-            position = end
-        return msgspec.structs.replace(message, content="".join([*parts, message.content[position:]]))
+        """The message with marks in its content: for its images, and for the texts of control tokens.
+
+        What the model itself wrote keeps its control tokens, but for the one that stands for an image.
+        """
+        control = self._image if message.role == "assistant" else self._control
+        places = [0] * (len(message.images) - len(message.places)) + message.places
+        edges = [0, *places, len(message.content)]
+        pieces = [
+            marks.hide_all(control, message.content[start:end]) for start, end in pairwise(edges)
+        ]
+        content = marks.image.join(pieces)
+        return message if content == message.content else msgspec.structs.replace(message, content=content)
 
     def _arguments(self, tools: list[Tool], add_generation_prompt: bool, think: Think) -> dict[str, Any]:
         arguments: dict[str, Any] = {
@@ -95,7 +100,15 @@ class JinjaRenderer:
             arguments["reasoning_effort"] = "high" if think == "max" else think
         return arguments
 
-    def _accepted(self, template: Template, messages: list[Message], arguments: dict[str, Any]) -> str:
+    def _takes_parts(self, template: Template) -> bool:
+        if id(template) not in self._parts:
+            arguments = self._arguments([], True, None)
+            self._parts[id(template)] = takes_parts(template, arguments, self._image_token or "")
+        return self._parts[id(template)]
+
+    def _accepted(
+        self, template: Template, messages: list[Message], arguments: dict[str, Any], mark: str | None
+    ) -> str:
         styles = [CallStyle()]
         if any(message.tool_calls for message in messages):
             style = self._style(template)
@@ -105,7 +118,7 @@ class JinjaRenderer:
         for reading in readings(messages):
             for style in styles:
                 try:
-                    return template.render(arguments | {"messages": message_objects(reading, style)})
+                    return template.render(arguments | {"messages": message_objects(reading, style, mark)})
                 except TemplateStopped:
                     raise
                 except TemplateError as error:
@@ -121,14 +134,21 @@ class JinjaRenderer:
     def _segments(self, text: str, marks: _Marks, images: list[bytes]) -> list[Text | Image]:
         segments: list[Text | Image] = []
         waiting = iter(images)
+
+        def put(bare: bool) -> None:
+            image = next(waiting, None)
+            if image is None:
+                raise TemplateError(f"the chat template writes more than {len(images)} images")
+            segments.append(Image(image, bare))
+
         for piece, control in marks.split(text):
+            if piece is None:
+                put(bare=True)
+                continue
             places = piece.split(self._image_token) if control and images and self._image_token else [piece]
             for index, part in enumerate(places):
                 if index:
-                    image = next(waiting, None)
-                    if image is None:
-                        raise TemplateError(f"the chat template writes more than {len(images)} images")
-                    segments.append(Image(image))
+                    put(bare=False)
                 if part:
                     segments.append(Text(part, control))
         left = sum(1 for _ in waiting)
@@ -144,18 +164,30 @@ class _Marks:
         self._secret = "".join(secrets.choice("0123456789") for _ in range(24))
         self._hidden: list[str] = []
         self.end = self._secret + "x" * _MARK_DIGITS
+        self.image = self._secret + "9" * _MARK_DIGITS
 
     def hide(self, text: str) -> str:
         """A stand-in for a text."""
         self._hidden.append(text)
         return f"{self._secret}{len(self._hidden) - 1:0{_MARK_DIGITS}}"
 
-    def split(self, text: str) -> list[tuple[str, bool]]:
-        """The rendered text as (piece, may hold control tokens), with hidden texts back in place."""
+    def hide_all(self, control: ControlText, text: str) -> str:
+        """A text with stand-ins for what `control` finds in it."""
+        parts, position = [], 0
+        for start, end in control.spans(text):
+            parts += [text[position:start], self.hide(text[start:end])]
+            position = end
+        return "".join([*parts, text[position:]])
+
+    def split(self, text: str) -> list[tuple[str | None, bool]]:
+        """The rendered text as (piece, may hold control tokens), with hidden texts back in place; None is an image."""
         first, *others = text.split(self._secret)
-        pieces = [(first, True)]
+        pieces: list[tuple[str | None, bool]] = [(first, True)]
         for other in others:
             number, rest = other[:_MARK_DIGITS], other[_MARK_DIGITS:]
+            if number == self.image[-_MARK_DIGITS:]:
+                pieces += [(None, True), (rest, True)]
+                continue
             if not number.isdecimal() or int(number) >= len(self._hidden):
                 raise TemplateError("the chat template cuts a message's text, which holds control tokens, in two")
             pieces += [(self._hidden[int(number)], False), (rest, True)]

@@ -53,12 +53,29 @@ def call_style(template: Template, arguments: Mapping[str, Any]) -> CallStyle:
     return CallStyle()
 
 
-def message_objects(messages: list[Message], style: CallStyle) -> list[dict[str, Any]]:
-    """The conversation as a template's `messages`; keys that don't apply are absent."""
+def takes_parts(template: Template, arguments: Mapping[str, Any], written: str) -> bool:
+    """Whether a template writes `written` for an image among the parts of a message, beside the text."""
+    parts = [{"type": "image"}, {"type": "text", "text": "probe_text"}]
+    try:
+        text = template.render({**arguments, "messages": [{"role": "user", "content": parts}]})
+    except TemplateError as error:
+        log.debug("contents of parts: %s", error)
+        return False
+    # A template that takes contents for text shows Python's spelling of the list.
+    return text.count(written) == 1 and "probe_text" in text and str(parts[1]) not in text
+
+
+def message_objects(
+    messages: list[Message], style: CallStyle, image_mark: str | None = None
+) -> list[dict[str, Any]]:
+    """The conversation as a template's `messages`; keys that don't apply are absent.
+
+    Contents that hold `image_mark` become lists of parts, an image in each mark's place.
+    """
     names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
     found: list[dict[str, Any]] = []
     for message in messages:
-        item = _object(message, names)
+        item = _object(message, names, image_mark)
         if message.tool_calls:
             calls = [_call(call, style.form) for call in message.tool_calls]
             if style.null_content:
@@ -70,11 +87,14 @@ def message_objects(messages: list[Message], style: CallStyle) -> list[dict[str,
     return found
 
 
-def _object(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+def _object(message: Message, names: Mapping[str, str], image_mark: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.images:
-        texts = [{"type": "text", "text": message.content}] if message.content else []
-        found["content"] = [*({"type": "image"} for _ in message.images), *texts]
+    if image_mark is not None and image_mark in message.content:
+        parts: list[dict[str, str]] = []
+        for index, text in enumerate(message.content.split(image_mark)):
+            parts += [{"type": "image"}] * bool(index)
+            parts += [{"type": "text", "text": text}] * bool(text)
+        found["content"] = parts
     if message.thinking:
         for key in ("reasoning_content", "thinking", "reasoning"):
             found[key] = message.thinking

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from arriero.chat.messages import Conversation, Think
+from arriero.image import PlacedImage
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -21,6 +22,8 @@ class Image(msgspec.Struct, frozen=True, tag="image"):
     """The place of one image."""
 
     data: bytes
+    bare: bool = False
+    """Whether the template knows nothing of images, so that nothing stands around it yet."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -32,6 +35,14 @@ class Prompt(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """All text joined; images leave no trace."""
         return "".join(segment.text for segment in self.segments if isinstance(segment, Text))
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A prompt as a model takes it."""
+
+    tokens: list[int]
+    """With placeholders for images."""
+    images: list[PlacedImage] = []
 
 
 class Renderer(Protocol):

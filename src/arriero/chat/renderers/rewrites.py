@@ -25,7 +25,10 @@ _SYSTEM = ("system", "developer")
 
 
 def readings(messages: list[Message]) -> Iterator[list[Message]]:
-    """The messages as sent, then every rewriting that differs from those before it."""
+    """The messages as sent, then every rewriting that differs from those before it.
+
+    Images are marks in the contents here, so they go where their text goes.
+    """
     yield messages
     seen = [messages]
     settled = _system_first(messages)
@@ -55,8 +58,7 @@ def _merge_users(messages: list[Message]) -> list[Message]:
     for message in messages:
         last = found[-1] if found else None
         if last is not None and message.role == last.role == "user":
-            images = [*last.images, *message.images]
-            found[-1] = msgspec.structs.replace(last, content=_joined([last, message]), images=images)
+            found[-1] = msgspec.structs.replace(last, content=_joined([last, message]))
         else:
             found.append(message)
     return found

@@ -22,6 +22,9 @@ TENSORS: dict[Family, str] = {
 }
 """What the names of a tower's tensors begin with."""
 
+TOWER_WORDS = ("visual", "vision")
+"""One of these is in the name of every tensor of a tower, and in hardly any other."""
+
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """The kind of tower that a configuration declares, None for a model of text and for towers that we don't load."""

@@ -23,7 +23,7 @@ from arriero.server.parameters import Parameters, settle
 from arriero.server.prompts import ContinuedPrompt, ConversationPrompt, FilledPrompt, TextPrompt
 from arriero.server.requests import (
     check_format,
-    check_images,
+    images_of,
     keep_alive_of,
     opening,
     settle_think,
@@ -81,7 +81,9 @@ async def _chat_shortcut(services: Services, asked: wire.ChatRequest) -> wire.Ch
     )
     if asked.messages:
         model = await services.models.open(services.store, asked.model)
-        reply.debug_info = wire.DebugInfo(await asyncio.to_thread(_chat_prompt(model, asked).rendered))
+        prompt = await asyncio.to_thread(_chat_prompt, model, asked)
+        count = sum(len(message.images) for message in asked.messages)
+        reply.debug_info = wire.DebugInfo(await asyncio.to_thread(prompt.rendered), count)
     else:
         reply.done_reason = await _load_or_unload(services, asked, "chat")
     return reply
@@ -91,7 +93,7 @@ async def _chat(services: Services, asked: wire.ChatRequest) -> AsyncGenerator[w
     model = await services.models.open(services.store, asked.model)
     generation = Generation(
         model=model,
-        prompt=_chat_prompt(model, asked),
+        prompt=await asyncio.to_thread(_chat_prompt, model, asked),
         parameters=_parameters(services, model, asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
@@ -115,19 +117,19 @@ def _chat_prompt(model: OpenModel, asked: wire.ChatRequest) -> ConversationPromp
     tools = tools_of(model, asked.tools)
     think = settle_think(model, think_of(asked.think))
     check_format(asked.format)
-    check_images(model, sum(len(message.images) for message in asked.messages))
-    messages = opening(model, None, [_message(index, message) for index, message in enumerate(asked.messages)])
+    messages = opening(model, None, [_message(model, index, message) for index, message in enumerate(asked.messages)])
     conversation = Conversation(messages=messages, tools=tools)
     return ConversationPrompt(model, conversation, think, truncate=asked.truncate)
 
 
-def _message(index: int, message: wire.Message) -> chat.Message:
+def _message(model: OpenModel, index: int, message: wire.Message) -> chat.Message:
     if not message.role:
         raise InvalidRequest(f"messages[{index}].role is missing")
     return chat.Message(
         role=message.role.lower(),
         content=message.content,
         thinking=message.thinking,
+        images=images_of(model, f"messages[{index}].images", message.images),
         tool_calls=[
             chat.ToolCall(name=call.function.name, arguments=call.function.arguments, id=call.id)
             for call in message.tool_calls
@@ -159,7 +161,8 @@ async def _generate_shortcut(services: Services, asked: wire.GenerateRequest) ->
     reply = wire.GenerateReply(model=asked.model, created_at=wire.timestamp(), response="", done=True)
     if asked.debug_render_only and asked.prompt:
         model = await services.models.open(services.store, asked.model)
-        reply.debug_info = wire.DebugInfo(await asyncio.to_thread(_generate_prompt(model, asked).rendered))
+        prompt = await asyncio.to_thread(_generate_prompt, model, asked)
+        reply.debug_info = wire.DebugInfo(await asyncio.to_thread(prompt.rendered), len(asked.images))
         reply.done = False
     else:
         reply.done_reason = await _load_or_unload(services, asked, "generate")
@@ -170,7 +173,7 @@ async def _generate(services: Services, asked: wire.GenerateRequest) -> AsyncGen
     model = await services.models.open(services.store, asked.model)
     generation = Generation(
         model=model,
-        prompt=_generate_prompt(model, asked),
+        prompt=await asyncio.to_thread(_generate_prompt, model, asked),
         parameters=_parameters(services, model, asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
@@ -195,17 +198,19 @@ def _generate_prompt(
     model.require("completion", "generate")
     think = settle_think(model, think_of(asked.think))
     check_format(asked.format)
-    check_images(model, len(asked.images))
+    images = images_of(model, "images", asked.images)
     if asked.raw:
         if asked.template or asked.system or asked.context:
             raise InvalidRequest("raw mode does not support template, system, or context")
-        return TextPrompt(model, asked.prompt)
+        return TextPrompt(model, asked.prompt, images)
     if asked.suffix:
         model.require("insert")
         if asked.template or asked.system or asked.context:
             raise InvalidRequest("a suffix does not go with template, system, or context")
+        if images:
+            raise InvalidRequest("a suffix does not go with images")
         return FilledPrompt(model, asked.prompt, asked.suffix)
-    question = chat.Message(role="user", content=asked.prompt)
+    question = chat.Message(role="user", content=asked.prompt, images=images)
     # A context holds the model's own system prompt and messages already.
     messages = opening(model, asked.system or "" if asked.context else asked.system, [question], not asked.context)
     prompt = ConversationPrompt(
