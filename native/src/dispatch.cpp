@@ -12,16 +12,20 @@
 #endif
 
 #include "kernels.h"
+#include "packed.h"
 #include "pool.h"
 
 namespace arriero {
 
 extern const Table table_portable;
+extern const PackedRun strips_portable;
 #if defined(ARRIERO_X86)
 extern const Table table_avx2, table_avx512;
+extern const PackedRun strips_avx2, strips_avx2_vnni, strips_avx512, strips_avx512_vnni;
 extern const Fast int8_avx2, int8_avx2_vnni, int8_avx512, int8_avx512_vnni;
 #elif defined(ARRIERO_ARM64)
 extern const Table table_neon;
+extern const PackedRun strips_neon;
 extern const Fast int8_neon_dotprod, int8_neon_i8mm;
 #endif
 
@@ -31,6 +35,7 @@ struct Set {
   const char* name;  // the part behind the hyphen is the integer extension
   const Table* table;
   Fast fast;
+  PackedRun strips;
   bool here;
 };
 struct Choice {
@@ -48,18 +53,19 @@ std::vector<Set> sets() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   unsigned a = 0, b = 0, c = 0, d = 0;  // g++ 12 does not know AVX-VNNI by name
   const bool avx2_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-  all.push_back({"avx512-vnni", &table_avx512, int8_avx512_vnni, avx512 && __builtin_cpu_supports("avx512vnni")});
-  all.push_back({"avx512-plain", &table_avx512, int8_avx512, avx512});
-  all.push_back({"avx2-vnni", &table_avx2, int8_avx2_vnni, avx2_vnni});
-  all.push_back({"avx2-plain", &table_avx2, int8_avx2, avx2});
+  all.push_back({"avx512-vnni", &table_avx512, int8_avx512_vnni, strips_avx512_vnni,
+                 avx512 && __builtin_cpu_supports("avx512vnni")});
+  all.push_back({"avx512-plain", &table_avx512, int8_avx512, strips_avx512, avx512});
+  all.push_back({"avx2-vnni", &table_avx2, int8_avx2_vnni, strips_avx2_vnni, avx2_vnni});
+  all.push_back({"avx2-plain", &table_avx2, int8_avx2, strips_avx2, avx2});
 #elif defined(ARRIERO_ARM64)
   const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
   const bool dotprod = one >> 20 & 1, i8mm = two >> 13 & 1;
-  all.push_back({"neon-i8mm", &table_neon, int8_neon_i8mm, dotprod && i8mm});
-  all.push_back({"neon-dotprod", &table_neon, int8_neon_dotprod, dotprod});
-  all.push_back({"neon-plain", &table_neon, nullptr, true});
+  all.push_back({"neon-i8mm", &table_neon, int8_neon_i8mm, strips_neon, dotprod && i8mm});
+  all.push_back({"neon-dotprod", &table_neon, int8_neon_dotprod, strips_neon, dotprod});
+  all.push_back({"neon-plain", &table_neon, nullptr, strips_neon, true});
 #endif
-  all.push_back({"portable", &table_portable, nullptr, true});
+  all.push_back({"portable", &table_portable, nullptr, strips_portable, true});
   return all;
 }
 const Choice& choice() {
@@ -85,6 +91,7 @@ const Choice& choice() {
 }  // namespace
 
 const Table& table() { return *choice().set.table; }
+PackedRun packed_run() { return choice().set.strips; }
 Fast fast_product() { return choice().set.fast; }
 const char* isa_name() { return choice().set.name; }
 const char* isa_problem() { return choice().problem.c_str(); }

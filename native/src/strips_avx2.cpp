@@ -1,0 +1,20 @@
+#include <cmath>
+#include <cstring>
+#include <immintrin.h>
+#include <utility>
+
+#include "packed.h"
+#include "pool.h"
+
+namespace arriero {
+namespace {
+#include "simd_8.h"
+
+#include "strip_ints.h"
+
+#include "strips.inc"
+}  // namespace
+
+extern const PackedRun strips_avx2;
+constinit const PackedRun strips_avx2 = run_strips;
+}  // namespace arriero
