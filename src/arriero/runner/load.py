@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from arriero.errors import LoadError
 from arriero.kernels.device import native, on_cpu
-from arriero.model.architectures import load_model
+from arriero.model.architectures import load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
 from arriero.runner.engine import Engine
@@ -104,15 +104,16 @@ def exact_prefill(name: str) -> bool:
 def activation_dtype(name: str, checkpoint: Checkpoint) -> mx.Dtype:
     """The dtype asked for, else the checkpoint's, else bfloat16.
 
-    Plain MLX on a CPU sums 16-bit products in 16 bits, so there float32 is the default whatever the checkpoint says.
+    Plain MLX on a CPU sums 16-bit products in 16 bits, so there float32 is the default whatever the checkpoint says;
+    what runs through another package is plain MLX always.
     """
     if name:
         if name not in DTYPES:
             raise LoadError(f"the dtype '{name}' is not known; it can be {', '.join(DTYPES)}")
         return DTYPES[name]
-    if on_cpu() and native() is None:
-        return mx.float32
     config = checkpoint.config
+    if on_cpu() and (native() is None or runs_through(config) is not None):
+        return mx.float32
     for holder in (config, config.get("text_config") or {}):
         declared = str(holder.get("dtype") or holder.get("torch_dtype") or "").removeprefix("torch.")
         if declared in DTYPES:

@@ -10,6 +10,7 @@ import msgspec
 from arriero.errors import CheckpointError, StoreError
 from arriero.formats.gguf import GGUFFile
 from arriero.formats.safetensors import SafetensorsFile, TensorSpan
+from arriero.model.architectures import runs_through
 from arriero.modelfile import Instruction, Modelfile, format_instruction
 from arriero.source import GGUFSource
 from arriero.store import manifests
@@ -135,6 +136,8 @@ def _safetensors_info(model: StoredModel) -> dict[str, Any]:
     facts = config | (text if isinstance(text, dict) else {})
     name = family_of(config)
     info: dict[str, Any] = {"general.architecture": name}
+    if (package := runs_through(config)) is not None:
+        info["general.runs_through"] = package
     for key, field in (
         ("context_length", "max_position_embeddings"),
         ("embedding_length", "hidden_size"),

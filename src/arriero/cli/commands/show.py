@@ -62,8 +62,9 @@ def render(reply: dict[str, Any], verbose: bool = False) -> str:
 def _model_rows(reply: dict[str, Any]) -> list[tuple[str, ...]]:
     info, details = reply.get("model_info") or {}, reply.get("details") or {}
     architecture = info.get("general.architecture") or details.get("family") or ""
+    package = info.get("general.runs_through")
     rows = [
-        ("architecture", architecture),
+        ("architecture", f"{architecture} (through {package})" if package else architecture),
         ("parameters", details.get("parameter_size") or ""),
         ("context length", info.get(f"{architecture}.context_length", "")),
         ("embedding length", info.get(f"{architecture}.embedding_length", "")),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from arriero.errors import UnsupportedArchitecture
+from arriero.model.adapters.known import EXTRA, mlx_lm_module, mlx_lm_version
 from arriero.settings import raw
 
 if TYPE_CHECKING:
@@ -93,6 +94,22 @@ def resident_tables() -> bool:
     return raw("RESIDENT_TABLES").lower() not in ("", "0", "f", "false")
 
 
+def loaded_bytes(sizes: Mapping[str, int]) -> int:
+    """Bytes that tensor layers of these names and sizes take once they are loaded.
+
+    Tables that stay in their files take none. FP8 matrices are decoded to twice their size: they are told by scales
+    named `weight_scale_inv`, or by having hardly any (formats with small groups have one for at most 32 numbers).
+    """
+    total = 0
+    for name, size in sizes.items():
+        if stays_in_files(name):
+            continue
+        scales = sizes.get(f"{name}_scale")
+        decoded = f"{name}_scale_inv" in sizes or (scales is not None and scales * 64 < size)
+        total += 2 * size if decoded else size
+    return total
+
+
 def stays_in_files(name: str) -> bool:
     """Whether a tensor of this name takes no memory while its model runs, since rows are read from its file."""
     return _TABLES.search(name) is not None and not resident_tables()
@@ -106,7 +123,8 @@ def known_architectures() -> list[str]:
 def check_config(config: Mapping[str, Any]) -> str:
     """The architecture that a configuration will run as: its first known name, else by its `model_type`.
 
-    Raises UnsupportedArchitecture with the known names and the nearest one.
+    What is not ours goes by the name that it has where the installed mlx-lm knows it. Raises UnsupportedArchitecture
+    with the known names and the nearest one.
     """
     named = config.get("architectures")
     names = [n for n in named if isinstance(n, str)] if isinstance(named, list) else []
@@ -122,22 +140,42 @@ def check_config(config: Mapping[str, Any]) -> str:
             "config.json names no architecture: both `architectures` and `model_type` are missing. "
             f"Known architectures: {', '.join(known_architectures())}"
         )
+    if kind not in MODEL_TYPES and mlx_lm_module(config) is not None:
+        return names[0] if names else str(kind)
     near = _nearest(names or [str(kind)])
     hint = f" Did you mean {near}?" if near else ""
     if any(name in MODEL_TYPES for name in names):
         # GGUF files name families, not classes.
         hint = " It runs from safetensors, but not from a GGUF file."
     raise UnsupportedArchitecture(
-        f"architecture {asked} is not supported.{hint} Known architectures: {', '.join(known_architectures())}"
+        f"architecture {asked} is not supported.{hint} Known architectures: {', '.join(known_architectures())}. "
+        + _beyond()
     )
+
+
+def runs_through(config: Mapping[str, Any]) -> str | None:
+    """The package that a configuration's architecture runs through where it is not ours; None for ours."""
+    try:
+        return "mlx-lm" if check_config(config) not in ARCHITECTURES else None
+    except UnsupportedArchitecture:
+        return None
 
 
 def load_model(checkpoint: Checkpoint, dtype: mx.Dtype) -> Model:
     """Build the model that a checkpoint's configuration names, with activations of `dtype`."""
     name = check_config(checkpoint.config)
-    module = importlib.import_module(f"{__name__}.{ARCHITECTURES[name]}")
+    ours = ARCHITECTURES.get(name)
+    module = importlib.import_module(f"{__name__}.{ours}" if ours else "arriero.model.adapters.mlx_lm")
     model: Model = module.Model.load(checkpoint, dtype)
     return model
+
+
+def _beyond() -> str:
+    """What there is besides our own architectures."""
+    found = mlx_lm_version()
+    if found is None:
+        return f"From safetensors, what mlx-lm knows runs too, where it is installed ({EXTRA})"
+    return f"mlx-lm {found}, which is installed, does not know it either"
 
 
 def _nearest(names: list[str]) -> str | None:
