@@ -275,7 +275,5 @@ class ContinuedPrompt:
         new = self._prompt.whole()
         tokens, bos = new.tokens, self._model.text.tokenizer.bos_id
         cut = 1 if self._context and bos is not None and tokens[:1] == [bos] else 0
-        images = [
-            msgspec.structs.replace(image, offset=image.offset - cut + len(context)) for image in new.images
-        ]
+        images = [msgspec.structs.replace(image, offset=image.offset - cut + len(context)) for image in new.images]
         return Prompt(tokens=context + tokens[cut:], images=images)

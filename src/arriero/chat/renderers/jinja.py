@@ -80,9 +80,7 @@ class JinjaRenderer:
         control = self._image if message.role == "assistant" else self._control
         places = [0] * (len(message.images) - len(message.places)) + message.places
         edges = [0, *places, len(message.content)]
-        pieces = [
-            marks.hide_all(control, message.content[start:end]) for start, end in pairwise(edges)
-        ]
+        pieces = [marks.hide_all(control, message.content[start:end]) for start, end in pairwise(edges)]
         content = marks.image.join(pieces)
         return message if content == message.content else msgspec.structs.replace(message, content=content)
 

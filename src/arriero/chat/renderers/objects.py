@@ -65,9 +65,7 @@ def takes_parts(template: Template, arguments: Mapping[str, Any], written: str) 
     return text.count(written) == 1 and "probe_text" in text and str(parts[1]) not in text
 
 
-def message_objects(
-    messages: list[Message], style: CallStyle, image_mark: str | None = None
-) -> list[dict[str, Any]]:
+def message_objects(messages: list[Message], style: CallStyle, image_mark: str | None = None) -> list[dict[str, Any]]:
     """The conversation as a template's `messages`; keys that don't apply are absent.
 
     Contents that hold `image_mark` become lists of parts, an image in each mark's place.
