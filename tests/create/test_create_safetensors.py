@@ -3,6 +3,7 @@
 import json
 import logging
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -247,6 +248,16 @@ def test_a_tensor_in_two_shards_is_refused(store, tmp_path):
             CheckpointError,
             "do not belong",
         ),
+        (
+            {"x.weight": np.ones((4, 8), ml_dtypes.float8_e4m3fn), "x.weight_scale_inv": np.ones((2, 2), np.float32)},
+            CheckpointError,
+            r"x.weight of shape \[4, 8\] has FP8 scales of shape \[2, 2\]",
+        ),
+        (
+            {"x.weight": np.ones((4, 8), ml_dtypes.float8_e5m2), "x.weight_scale": np.ones((), np.float32)},
+            UnsupportedFeature,
+            "x.weight is stored as F8_E5M2",
+        ),
     ],
 )
 def test_a_quantisation_that_would_not_load_is_refused(store, tmp_path, extra, error, match):
@@ -262,14 +273,16 @@ def test_codes_without_scales_and_types_that_do_not_load_are_refused(store, tmp_
     refused(store, folder, UnsupportedFeature, f"tensor {name} is stored as .* not imported yet")
 
 
-def test_block_fp8_is_refused_with_its_tensor(store, tmp_path):
-    import ml_dtypes
-
+def test_fp8_keeps_its_codes_and_scales_and_is_called_so(store, tmp_path):
     held = tensors() | {
-        "x.weight": np.zeros((4, 4), ml_dtypes.float8_e4m3fn),
-        "x.weight_scale_inv": np.ones((1, 1), np.float32),
+        "x.weight": np.zeros((4, 6), ml_dtypes.float8_e4m3fn),
+        "x.weight_scale_inv": np.ones((1, 1), ml_dtypes.bfloat16),
+        "x.input_scale": np.ones((), np.float32),
     }
-    refused(store, write_folder(tmp_path / "m", {"model.safetensors": held}), UnsupportedFeature, r"x.weight .*F8_E4M3")
+    model, _ = make(store, write_folder(tmp_path / "m", {"model.safetensors": held}))
+    assert {"x.weight", "x.weight_scale_inv"} <= set(model.source().tensors)
+    assert "x.input_scale" not in model.source().tensors
+    assert model.config.file_type == "fp8"
 
 
 def test_stray_scales_of_a_tied_head_are_left_out_with_a_warning(store, tmp_path, caplog):

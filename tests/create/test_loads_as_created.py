@@ -20,6 +20,15 @@ FLOAT4 = {
     "y.weight_scale": np.ones((4, 4), ml_dtypes.float8_e4m3fn),
     "y.weight_global_scale": np.full(1, 2, np.float32),
 }
+FP8 = {
+    f"{stem}.{part}": value
+    for stem, name, scales in (
+        ("a", "weight_scale_inv", np.full((2, 3), 0.5, ml_dtypes.bfloat16)),
+        ("b", "weight_scale", np.full((), 0.25, np.float32)),
+        ("c", "weight_scale", np.full((200, 1), 0.25, np.float32)),
+    )
+    for part, value in (("weight", np.ones((200, 300), ml_dtypes.float8_e4m3fn)), (name, scales))
+}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +45,22 @@ FLOAT4 = {
         (packed(NARROW, 6, 64), {"bits": 6, "group_size": 64}),
         (MIXED, {"bits": 4, "group_size": 32, "model.embed_tokens": {"bits": 8, "group_size": 64}}),
         (tensors() | FLOAT4, None),
+        (tensors() | FP8, None),
     ],
-    ids=["plain", "int4", "int4/32", "int8/32", "int3", "int2", "not int4", "not int2/128", "int6", "mixed", "float4"],
+    ids=[
+        "plain",
+        "int4",
+        "int4/32",
+        "int8/32",
+        "int3",
+        "int2",
+        "not int4",
+        "not int2/128",
+        "int6",
+        "mixed",
+        "float4",
+        "fp8",
+    ],
 )
 def test_a_stored_model_opens_as_its_folder(tmp_path, held, quantization):
     config = {"quantization": quantization} if quantization else {}

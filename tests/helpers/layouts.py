@@ -224,7 +224,10 @@ def qwen3_5_moe_by_mlx() -> Layout:
         else:
             stored["language_model." + name.replace("experts.down_proj", "switch_mlp.down_proj.weight")] = value
     config = qwen3_5_moe().config
-    return Layout("qwen3_5_moe", config, {name: np.ascontiguousarray(value) for name, value in stored.items()})
+    # A gain with its 1 does not fit sixteen bits.
+    narrow = bf16({name: np.ascontiguousarray(value) for name, value in stored.items()})
+    lossless = {n: np.array_equal(v.astype(np.float32), stored[n]) for n, v in narrow.items()}
+    return Layout("qwen3_5_moe", config, {n: v if lossless[n] else stored[n] for n, v in narrow.items()})
 
 
 def gemma4(name: str) -> Layout:

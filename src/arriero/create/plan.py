@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from arriero.create.inventory import Inventory
 from arriero.errors import CheckpointError, UnsupportedFeature
+from arriero.formats.blockfp8 import scale_fits
 from arriero.formats.safetensors import BITS
 from arriero.model.companions import Bundle, Part, bundle
 from arriero.model.packing import affine_layout, configured, float_layout
@@ -81,10 +82,13 @@ def make_plan(inventory: Inventory) -> Plan:
         dtype = found.data.span.dtype
         # Integers that nobody scales would be taken for the weights themselves.
         codes = found.scales is None and dtype not in _FLOATS and (last == "weight" or dtype.startswith("F"))
+        if found.fp8_scale is not None:
+            blobs.extend(_fp8(found))
+            continue
         if found.refused is not None or (codes and not _has_table_factor(found, inventory)):
             raise UnsupportedFeature(
                 f"tensor {found.name} is stored as {dtype}, a quantisation that is not imported yet; "
-                "use the BF16 weights, an NVFP4 or MLX conversion of the model, or a GGUF file"
+                "use the BF16 weights, an FP8, NVFP4 or MLX conversion of the model, or a GGUF file"
             )
         if found.scales is None and last in ("scales", "biases"):
             _check_orphan(found.name, stem, inventory)
@@ -138,6 +142,21 @@ def _kept_apart(found: Bundle) -> list[BlobPlan]:
         elements = words * 32 // how.bits if first else 0
         blobs.append(BlobPlan(part.span.name, {part.span.name: part}, {}, elements, how.name if first else ""))
     return blobs
+
+
+def _fp8(found: Bundle) -> list[BlobPlan]:
+    """Codes with float scales by block, row or tensor, which a runner decodes: two layers under their own names."""
+    assert found.fp8_scale is not None
+    codes, scales = found.data.span, found.fp8_scale.span
+    if not scale_fits(codes.shape, scales.shape):
+        raise CheckpointError(
+            f"tensor {found.name} of shape {list(codes.shape)} has FP8 scales of shape {list(scales.shape)}, expected "
+            "one, one per row, or one per block of 128 × 128; convert the model again"
+        )
+    return [
+        BlobPlan(codes.name, {codes.name: found.data}, {}, math.prod(codes.shape), "fp8"),
+        BlobPlan(scales.name, {scales.name: found.fp8_scale}, {}, 0),
+    ]
 
 
 def _has_table_factor(found: Bundle, inventory: Inventory) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from arriero.chat.model_text import ModelText
 from arriero.chat.template import is_go_template
 from arriero.errors import NotFound, UnsupportedFeature
-from arriero.model.architectures import stays_in_files
+from arriero.model.architectures import loaded_bytes
 from arriero.source import ModelSource
 from arriero.store import manifests
 from arriero.store.model import StoredModel
@@ -41,9 +41,9 @@ class OpenModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights' blobs, but for those that a runner reads rows of and never loads."""
+        """Bytes that the weights take once they are loaded, as far as their layers' names and sizes tell."""
         layers = self.stored.manifest.of(manifests.TENSOR, manifests.MODEL)
-        return sum(layer.size for layer in layers if not stays_in_files(layer.name))
+        return loaded_bytes({layer.name: layer.size for layer in layers})
 
     def can(self, capability: str) -> bool:
         """Whether the model has a capability and we can make use of it (`completion`, `tools`, `thinking`, …)."""
