@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -70,27 +71,32 @@ class Router:
         return chosen.astype(mx.uint32), mx.softmax(logits, axis=-1, precise=True)
 
 
+@dataclass(frozen=True, slots=True)
+class BiasedBank:
+    """One matrix and one bias for each expert."""
+
+    weight: Weight
+    bias: mx.array
+    """`[experts, out]`."""
+
+    def __call__(self, x: mx.array, experts: mx.array, *, ascending: bool) -> mx.array:
+        """Rows x `[R, in]` through experts `[R]` or `[R, k]`: `[R, out]` or `[R, k, out]`."""
+        return expert_product(x, self.weight, experts, sorted_indices=ascending) + self.bias[experts]
+
+
 class ClampedExperts:
     """A bank of biased experts: `Σ weight · (down(clamped_swiglu(gate(x), up(x))))`.
 
-    The rows of gate and up take turns in one matrix, as they are published, or come one after the other.
+    The rows of gate and up take turns in one matrix, as they are published, or come one after the other, or are two
+    matrices where their formats differ.
     """
 
     def __init__(
-        self,
-        config: ExpertsConfig,
-        gate_up: Weight,
-        gate_up_bias: mx.array,
-        down: Weight,
-        down_bias: mx.array,
-        *,
-        by_turns: bool,
+        self, config: ExpertsConfig, gate_up: Sequence[BiasedBank], down: BiasedBank, *, by_turns: bool = False
     ) -> None:
         self.config = config
-        self.gate_up = gate_up
-        self.gate_up_bias = gate_up_bias
+        self.gate_up = list(gate_up)
         self.down = down
-        self.down_bias = down_bias
         self.by_turns = by_turns
 
     @classmethod
@@ -100,39 +106,27 @@ class ClampedExperts:
         As published (`experts.gate_up_proj_blocks` and `_scales`), as transformers holds them dense
         (`experts.gate_up_proj`, in by out), or as MLX's tools and GGUF files do (`gate_proj` and `up_proj`).
         """
-        c = config
-        wide, narrow = (c.experts, 2 * c.intermediate, c.hidden), (c.experts, c.hidden, c.intermediate)
-        experts = f"{prefix}.experts"
+        c, experts = config, f"{prefix}.experts"
         if f"{experts}.gate_proj.weight" in checkpoint:
-            return cls._of_parts(checkpoint, prefix, dtype, config)
+            wide, narrow = (c.experts, c.intermediate, c.hidden), (c.experts, c.hidden, c.intermediate)
+            gate, up, down = (
+                BiasedBank(
+                    load_bank(checkpoint, prefix, name, dtype, shape),
+                    _bias(checkpoint, f"{experts}.{name}.bias", dtype, shape[:2]),
+                )
+                for name, shape in (("gate_proj", wide), ("up_proj", wide), ("down_proj", narrow))
+            )
+            joined = concatenate_rows([gate.weight, up.weight])
+            both = [gate, up] if joined is None else [BiasedBank(joined, mx.concatenate([gate.bias, up.bias], axis=-1))]
+            return cls(config, both, down)
         read = _blocks if f"{experts}.gate_up_proj_blocks" in checkpoint else _transposed
-        return cls(
-            config,
-            read(checkpoint, f"{experts}.gate_up_proj", dtype, wide),
-            _bias(checkpoint, f"{experts}.gate_up_proj_bias", dtype, wide[:2]),
-            read(checkpoint, f"{experts}.down_proj", dtype, narrow),
-            _bias(checkpoint, f"{experts}.down_proj_bias", dtype, narrow[:2]),
-            by_turns=True,
-        )
 
-    @classmethod
-    def _of_parts(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
-        c = config
-        shape = (c.experts, c.intermediate, c.hidden)
-        names = ("gate_proj", "up_proj")
-        both = concatenate_rows([load_bank(checkpoint, prefix, name, dtype, shape) for name in names])
-        if both is None:
-            raise CheckpointError(f"the experts' tensors {prefix}.experts.gate_proj and up_proj differ in format")
-        biases = [_bias(checkpoint, f"{prefix}.experts.{name}.bias", dtype, shape[:2]) for name in names]
-        down = (c.experts, c.hidden, c.intermediate)
-        return cls(
-            config,
-            both,
-            mx.concatenate(biases, axis=-1),
-            load_bank(checkpoint, prefix, "down_proj", dtype, down),
-            _bias(checkpoint, f"{prefix}.experts.down_proj.bias", dtype, down[:2]),
-            by_turns=False,
-        )
+        def bank(name: str, shape: tuple[int, int, int]) -> BiasedBank:
+            weight = read(checkpoint, f"{experts}.{name}", dtype, shape)
+            return BiasedBank(weight, _bias(checkpoint, f"{experts}.{name}_bias", dtype, shape[:2]))
+
+        gate_up = bank("gate_up_proj", (c.experts, 2 * c.intermediate, c.hidden))
+        return cls(config, [gate_up], bank("down_proj", (c.experts, c.hidden, c.intermediate)), by_turns=True)
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
@@ -140,11 +134,13 @@ class ClampedExperts:
 
     def _run(self, x: mx.array, experts: mx.array, *, ascending: bool) -> mx.array:
         c = self.config
-        both = expert_product(x, self.gate_up, experts, sorted_indices=ascending) + self.gate_up_bias[experts]
-        gate, up = (both[..., 0::2], both[..., 1::2]) if self.by_turns else mx.split(both, 2, axis=-1)
+        outputs = [bank(x, experts, ascending=ascending) for bank in self.gate_up]
+        if self.by_turns:
+            gate, up = outputs[0][..., 0::2], outputs[0][..., 1::2]
+        else:
+            gate, up = outputs if len(outputs) == 2 else mx.split(outputs[0], 2, axis=-1)
         inner = clamped_swiglu(gate, up, c.alpha, c.limit).reshape(experts.size, -1)
-        flat = experts.reshape(-1)
-        return expert_product(inner, self.down, flat, sorted_indices=ascending) + self.down_bias[flat]
+        return self.down(inner, experts.reshape(-1), ascending=ascending)
 
 
 class SparseMLP:
