@@ -62,6 +62,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"sinks": mx.array([0.5, -1.0, 2.0, 0.0]), "window": 7},
     {"sinks": mx.array([0.5, -1.0, 2.0, 0.0]), "softcap": 1.5},
     {"causal": False},
+    {"causal": False, "window": 7},
 ]
 
 

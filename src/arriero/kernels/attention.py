@@ -53,7 +53,8 @@ def attention(
     if sum(lengths) != q.shape[0]:
         raise ValueError(f"spans hold {sum(lengths)} queries, but {q.shape[0]} were given")
     native = device.native()
-    if native is not None:
+    # The extension's windows are those of causal attention only.
+    if native is not None and (causal or window is None):
         return native.attention(
             q,
             keys,
