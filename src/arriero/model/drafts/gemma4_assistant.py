@@ -115,9 +115,10 @@ def read_sources(config: Config, target: Model) -> list[int]:
             owners[found.config.window is None] = slot
     sources = []
     for kind, own in zip(config.kinds, config.attention, strict=True):
-        if own.window is None not in owners:
+        full = own.window is None
+        if full not in owners:
             raise CheckpointError(f"the draft has a layer of {kind}, but no layer of the model keeps keys of that kind")
-        slot = owners[own.window is None]
+        slot = owners[full]
         theirs = attentions[slot].config
         for what in ("head_dim", "kv_heads", "window"):
             expect_same(f"{what} of {kind} layers", getattr(own, what), getattr(theirs, what))
