@@ -25,7 +25,7 @@ MAX_PIXELS = 1 << 26
 """Of one picture, 8192 × 8192: what a small file may ask memory for."""
 
 KINDS = {"JPEG": "JPEG", "MPO": "JPEG", "PNG": "PNG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP"}
-"""Pillow's names of the formats that we let it read, and ours."""
+"""Pillow's names of the formats that we let it read, and ours. MPO, as some cameras write it, is found inside JPEG."""
 
 _SOUNDS = ((b"RIFF", b"WAVE", "WAV"), (b"ID3", b"", "MP3"), (b"\xff\xfb", b"", "MP3"), (b"OggS", b"", "Ogg"))
 _WHITE = (255, 255, 255, 255)
@@ -66,7 +66,7 @@ def _opened(data: bytes) -> Image.Image:
             "images need Pillow, which is not installed where the server runs: pip install 'arriero[vision]'"
         ) from None
     try:
-        return Image.open(io.BytesIO(data), formats=list(KINDS))
+        return Image.open(io.BytesIO(data), formats=[kind for kind in KINDS if kind != "MPO"])
     except UnidentifiedImageError:
         known = ", ".join(dict.fromkeys(KINDS.values()))
         raise InvalidRequest(
