@@ -152,6 +152,25 @@ def test_a_span_has_the_same_bits_beside_others() -> None:
         start += n
 
 
+@pytest.mark.parametrize("heads", [16, 20, 23, 64])
+def test_many_query_heads_may_share_one_head_that_is_key_and_value(heads: int) -> None:
+    """As latent attention has it: the values are the front of the keys."""
+    q, k = random(5, heads, 24), random(1, 1, 600, 24, seed=1)
+    lengths, positions = [1, 4], [599, 300]
+
+    def run(q: mx.array, lengths: list[int], positions: list[int], held: list[int]) -> mx.array:
+        keys = [k[:, :, :count] for count in held]
+        values = [part[..., :16] for part in keys]
+        return attention(q, keys, values, scale=SCALE, lengths=lengths, positions=positions)
+
+    y = run(q, lengths, positions, [600, 304])
+    np.testing.assert_allclose(np.array(y[:1]), plain(q[:1], k, k[..., :16], 599), atol=1e-5)
+    np.testing.assert_allclose(np.array(y[1:]), plain(q[1:], k[:, :, :304], k[:, :, :304, :16], 300), atol=1e-5)
+    for row in range(1, 5):
+        alone = run(q[row : row + 1], [1], [299 + row], [300 + row])
+        np.testing.assert_array_equal(np.array(alone), np.array(y[row : row + 1]))
+
+
 def test_spans_that_do_not_add_up_are_refused() -> None:
     k = random(1, KV_HEADS, 4, WIDTH)
     with pytest.raises(ValueError, match="spans hold 3 queries, but 4"):

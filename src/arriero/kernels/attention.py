@@ -16,6 +16,9 @@ ALIGN = 256
 FUSED_WIDTH = 256
 """The widest heads that a device may have a fused kernel for."""
 
+SHARED_HEADS = 16
+"""The most query heads of one key head whose keys the CPU extension shares out among threads for a single query."""
+
 QUERY_BLOCK = 512
 SCORE_BUDGET = 1 << 25
 """Scores (all heads) of one block of queries where no fused kernel keeps them out of memory."""
@@ -55,10 +58,11 @@ def attention(
     native = device.native()
     # The extension's windows are those of causal attention only.
     if native is not None and (causal or window is None):
+        views = _views(q.shape[1], keys[0].shape[1]) if keys else 1
         return native.attention(
             q,
-            keys,
-            values,
+            _repeated(keys, views),
+            _repeated(values, views),
             scale=scale,
             lengths=lengths,
             counts=[k.shape[2] for k in keys],
@@ -90,6 +94,18 @@ def attention(
         )
         start += length
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+def _views(heads: int, kv_heads: int) -> int:
+    """As how many key heads a lone one is shown, so that few enough query heads share each."""
+    if kv_heads > 1:
+        return 1
+    return next(views for views in range(1, heads + 1) if heads % views == 0 and heads // views <= SHARED_HEADS)
+
+
+def _repeated(arrays: Sequence[mx.array], views: int) -> Sequence[mx.array]:
+    """The same memory as several heads."""
+    return arrays if views == 1 else [mx.broadcast_to(a, (1, views, *a.shape[2:])) for a in arrays]
 
 
 def graph(
