@@ -286,6 +286,7 @@ class Layer:
         self.attention = attention
         self.mlp = mlp
         self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms
+        self.gated = mlp.part(self.before_mlp, self.after_mlp)
         self.experts = experts
         self.own_input = own_input
         self.scalar = scalar
@@ -331,11 +332,11 @@ class Layer:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         attended = self.after_attention(self.attention(self.before_attention(x), batch, slot))
-        x, normed = self.before_mlp.of_sum(x, attended)
-        y = self.mlp(normed)
-        if self.experts is not None:
-            y = self.experts(x, y)
-        x = x + self.after_mlp(y)
+        if self.experts is None:
+            x = self.gated(x, attended)
+        else:
+            x, normed = self.before_mlp.of_sum(x, attended)
+            x = x + self.after_mlp(self.experts(x, self.mlp(normed)))
         if self.own_input is not None:
             x = x + self.own_input(x, given(batch, slot))
         return x if self.scalar is None else x * self.scalar
