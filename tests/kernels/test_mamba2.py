@@ -121,8 +121,10 @@ def test_any_cut_of_a_sequence_gives_the_same_bits(pieces, seed):
     assert same(mx.concatenate(outputs), whole.y)
 
 
+@pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 3], [2, 7, 1]])
-def test_company_does_not_change_a_span(lengths):
+def test_company_does_not_change_a_span(monkeypatch, lengths, cpu):
+    monkeypatch.setattr(device, "on_cpu", lambda: cpu)
     rows = rows_of(sum(lengths), 3)
     states = [state_of(i) for i in range(len(lengths))]
     together = mamba2(*rows, **constants(), states=states, lengths=lengths)
