@@ -175,12 +175,16 @@ def _block(
     softcap: float | None,
     sinks: mx.array | None,
 ) -> mx.array:
+    _, heads, count, width = q.shape
+    kv_heads, held = k.shape[1], k.shape[2]
     if softcap is None:
+        if count == 1 and mask is None and sinks is None and width > FUSED_WIDTH:
+            # The query heads of one key head as rows of one product, which reads the keys once for all of them.
+            rows = q.reshape(1, kv_heads, heads // kv_heads, width)
+            return mx.fast.scaled_dot_product_attention(rows, k, v, scale=scale).reshape(1, heads, 1, v.shape[-1])
         return mx.fast.scaled_dot_product_attention(
             q, k, v, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(q.dtype)
         )
-    _, heads, count, width = q.shape
-    kv_heads, held = k.shape[1], k.shape[2]
     grouped = q.astype(mx.float32).reshape(1, kv_heads, heads // kv_heads, count, width) * scale
     scores = cap(grouped @ k.astype(mx.float32)[:, :, None].swapaxes(-1, -2), softcap)
     if isinstance(mask, str):
