@@ -112,6 +112,10 @@ class Settings:
     """Prompt tokens forwarded at once; 0 = decided by the device."""
     prefix_cache: int
     """Bytes that each runner may keep of earlier prompts and replies; 0 = nothing, -1 = decided from memory."""
+    cache_dir: Path | None
+    """Folder where they are kept beyond a runner's life; None = they are not."""
+    cache_limit: int
+    """Bytes that this folder may hold."""
     prefill: str
     """How products of many tokens are computed: '' or 'exact', or 'int8'. A runner refuses any other."""
 
@@ -145,6 +149,8 @@ class Settings:
             dtype=_read("DTYPE", "", str, env),
             prefill_chunk=_read("PREFILL_CHUNK", 0, _count, env),
             prefix_cache=_read("PREFIX_CACHE", -1, _count, env),
+            cache_dir=Path(cache_dir).expanduser() if (cache_dir := raw("CACHE_DIR", env)) else None,
+            cache_limit=_read("CACHE_LIMIT", 20 << 30, _count, env),
             prefill=_read("PREFILL", "", str, env),
         )
 

@@ -20,6 +20,7 @@ from arriero.runner.messages import (
     TokenLogprob,
     Tokens,
 )
+from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.sampling import Sampler
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -40,9 +41,9 @@ class Reply:
         return self.end.reason if isinstance(self.end, Finished) else None
 
 
-def make_engine(model: Any, ahead: bool | None = None, **limits: int) -> Engine:
+def make_engine(model: Any, ahead: bool | None = None, disk: DiskTier | None = None, **limits: int) -> Engine:
     chosen = {"context_length": model.facts.context_length, **limits}
-    return Engine(model, Sampler(model.facts.vocab_size, chosen["context_length"]), Limits(**chosen), ahead)
+    return Engine(model, Sampler(model.facts.vocab_size, chosen["context_length"]), Limits(**chosen), ahead, disk)
 
 
 def submit(

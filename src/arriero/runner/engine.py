@@ -23,6 +23,7 @@ from arriero.runner.images import RowImages
 from arriero.runner.memory import is_out_of_memory, readable
 from arriero.runner.messages import Failed, FromRunner, PrefillProgress, PrefixUsed, Submit, TokenLogprob, Tokens
 from arriero.runner.prefill import plan_chunks
+from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.keys import common
 from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row, reserved_bytes
@@ -71,8 +72,17 @@ class Counts:
 class Engine:
     """Runs rows to their end. Only the thread that made it may call it."""
 
-    def __init__(self, model: Model, sampler: Sampler, limits: Limits, ahead: bool | None = None) -> None:
-        """`ahead` launches each forward before the one before it is read; None = where launching does not block.
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        limits: Limits,
+        ahead: bool | None = None,
+        disk: DiskTier | None = None,
+    ) -> None:
+        """`disk` keeps stored prefixes beyond the engine's life.
+
+        `ahead` launches each forward before the one before it is read; None = where launching does not block.
 
         On a CPU MLX's `async_eval` returns only when all but the last few operations are done (measured: 21 of a step's
         26 ms), so there a launch before the read would only hold every token back for the length of a step.
@@ -85,7 +95,7 @@ class Engine:
         self._ahead = not on_cpu() if ahead is None else ahead
         self._thread = threading.get_ident()
         self._reader = model if isinstance(model, ReadsAhead) else None
-        self.prefixes = PrefixStore(model, limits.prefix_bytes)
+        self.prefixes = PrefixStore(model, limits.prefix_bytes, disk)
         """What earlier rows computed."""
         self._pipeline = Pipeline(model, sampler)
         self._waiting: deque[Row] = deque()
@@ -180,7 +190,7 @@ class Engine:
         self._check_thread()
         for row in [*self._waiting, *self._rows]:
             self.cancel(row.id)
-        self.prefixes.clear()
+        self.prefixes.shut()
         self._pipeline.latest = None
         mx.clear_cache()
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 import mlx.core as mx
@@ -31,6 +32,8 @@ from arriero.runner.messages import (
     ToRunner,
 )
 from arriero.runner.parent import bind_to_parent
+from arriero.runner.prefix.disk import DiskTier
+from arriero.runner.prefix.fingerprint import fingerprint
 from arriero.runner.sampling import Sampler
 
 log = logging.getLogger(__name__)
@@ -129,7 +132,7 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
     report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
     warm_up(Engine(loaded.model, Sampler(facts.vocab_size, context), replace(limits, prefix_bytes=0)))
     wire_weights()
-    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits)
+    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits, disk=_disk(config, str(loaded.dtype)))
     mx.reset_peak_memory()
     return engine, Ready(
         architecture=facts.architecture,
@@ -143,6 +146,18 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
         dtype=str(loaded.dtype).removeprefix("mlx.core."),
         load_seconds=time.monotonic() - started,
     )
+
+
+def _disk(config: RunnerConfig, dtype: str) -> DiskTier | None:
+    """Where stored prefixes outlive this process; None, and a warning, when the folder can't be used."""
+    if not config.prefix_folder:
+        return None
+    folder = Path(config.prefix_folder) / fingerprint(config.source, dtype, device_name(), config.prefill)
+    try:
+        return DiskTier(folder, config.prefix_folder_bytes)
+    except OSError as error:
+        log.warning("prefixes are not kept on disk, %s cannot be used: %s", config.prefix_folder, error)
+        return None
 
 
 def device_name() -> str:

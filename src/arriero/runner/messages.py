@@ -48,6 +48,10 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens in one forward; 0 = decided by the device."""
     prefix_bytes: int = -1
     """Bytes that stored prefixes may take; 0 = nothing is stored, -1 = decided from memory."""
+    prefix_folder: str = ""
+    """Folder where stored prefixes outlive the process; '' = they don't."""
+    prefix_folder_bytes: int = 0
+    """Bytes that this folder may hold."""
     dtype: str = ""
     """Activation dtype; '' = the checkpoint's."""
     prefill: str = ""

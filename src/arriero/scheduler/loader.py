@@ -218,6 +218,8 @@ class Loader:
             max_rows=self._settings.num_parallel,
             prefill_chunk=self._settings.prefill_chunk,
             prefix_bytes=self._settings.prefix_cache,
+            prefix_folder=str(self._settings.cache_dir or ""),
+            prefix_folder_bytes=self._settings.cache_limit,
             dtype=self._settings.dtype,
             prefill=self._settings.prefill,
             log_level="DEBUG" if self._settings.debug else "INFO",

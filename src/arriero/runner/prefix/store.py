@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from arriero.model.contract import Model, RowCaches, Snapshot
+from arriero.runner.caches.snapshot import RangeSnapshot
+from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.keys import Keys
 from arriero.runner.prefix.node import Node, keeps_every_position
+from arriero.runner.prefix.record import digest, make_record
 from arriero.runner.prefix.restore import restore
 from arriero.runner.prefix.trie import PrefixTrie
 
@@ -19,6 +24,8 @@ RESTORE_EVERY = 8192
 """Prompt positions between two places to restore from, for caches that can't go back by themselves."""
 BEFORE_END = 4
 """Such a place this far before a prompt's end: a regenerated answer, or another generation prompt, restarts there."""
+WORTH_READING = 32
+"""Positions that a file must add to what is known to be written, or read."""
 MOST_BOUNDARIES = 3
 """Ends of messages, the last ones, that become such places: each costs a state of every layer."""
 
@@ -41,8 +48,10 @@ class Reuse:
 class PrefixStore:
     """Stored prefixes of one model. A budget of 0 stores nothing."""
 
-    def __init__(self, model: Model, budget: int) -> None:
+    def __init__(self, model: Model, budget: int, disk: DiskTier | None = None) -> None:
+        """`budget` is in bytes of memory; `disk` keeps what is stored beyond this process."""
         self._model = model
+        self._disk = disk
         self._trie = PrefixTrie(model.new_caches(), budget)
         self._ranges = [keeps_every_position(kind) for kind in self._trie.kinds]
         self._all_ranges = all(r for r, kind in zip(self._ranges, self._trie.kinds, strict=True) if kind is not None)
@@ -71,6 +80,11 @@ class PrefixStore:
         caches = self._trie.take_rest(keys, length) if length else None
         caches = caches or self._model.new_caches()
         offset = restore(caches, found.path, length) if length else 0
+        if self._disk is not None and self._from_disk(self._disk, keys, offset):
+            found = self._trie.match(keys)
+            length = min(found.length, most)
+            offset = restore(caches, found.path, length)
+            self.shrink()
         if found.path:
             self._trie.touch(found.path[-1])
         reuse = Reuse(caches, offset, found.length, found.differs)
@@ -113,6 +127,8 @@ class PrefixStore:
         for slot, cache in enumerate(caches):
             if cache is not None and not self._ranges[slot] and last.snapshots[slot] is None:
                 last.snapshots[slot] = cache.snapshot()
+        if self._disk is not None:
+            self._to_disk(self._disk, keys, path, caches)
         self._trie.touch(last)
         self._trie.rest(caches, last)
         self._trie.tidy()
@@ -129,8 +145,14 @@ class PrefixStore:
         self._trie.shrink(self._trie.budget if budget is None else min(budget, self._trie.budget))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything that is in memory."""
         self._trie.clear()
+
+    def shut(self) -> None:
+        """Forget what is in memory, and wait until the disk has what it is to keep."""
+        self.clear()
+        if self._disk is not None:
+            self._disk.close()
 
     def _plan(self, reuse: Reuse, most: int, boundaries: Sequence[int], matched: int) -> None:
         if self._all_ranges:
@@ -168,10 +190,69 @@ class PrefixStore:
                 if self._ranges[slot] and cache is not None:
                     node.snapshots[slot] = cache.lazy(node.start, node.end)  # type: ignore[attr-defined]
 
+    def _from_disk(self, disk: DiskTier, keys: Keys, known: int) -> bool:
+        """Bring into memory what the disk holds beyond `known` positions; whether that was anything."""
+        chain, length = disk.match(keys, parts=self._all_ranges)
+        if length < known + WORTH_READING:
+            return False
+        for stretch in chain:
+            if stretch.end <= known:
+                continue
+            snapshots = disk.read(stretch, len(self._trie.kinds))
+            if snapshots is None:
+                return True
+            history = np.concatenate([keys[: stretch.start], stretch.keys])
+            self._trie.advance(history[: stretch.start])
+            path = self._trie.advance(history)
+            self._fill([node for node in path if node.start >= stretch.start], snapshots)
+            self._trie.touch(path[-1])
+        return True
+
+    def _fill(self, nodes: Sequence[Node], snapshots: list[Snapshot | None]) -> None:
+        """Divide the snapshots of one stretch among its nodes, which keep what they have."""
+        for node in nodes:
+            for slot, kind in enumerate(self._trie.kinds):
+                snapshot = snapshots[slot]
+                if kind is None or snapshot is None:
+                    continue
+                piece: Snapshot | None = None
+                if self._ranges[slot]:
+                    piece, snapshots[slot] = kind.split(snapshot, node.end)
+                elif snapshot.end == node.end:
+                    piece = snapshot
+                if node.snapshots[slot] is None:
+                    node.snapshots[slot] = piece
+
+    def _to_disk(self, disk: DiskTier, keys: Keys, path: Sequence[Node], caches: RowCaches) -> None:
+        """Write what the disk does not know of a row's path."""
+        _, known = disk.match(keys[: path[-1].end], waiting=True)
+        if path[-1].end - known < WORTH_READING:
+            return
+        for node in path:
+            if node.end <= known:
+                continue
+            start = max(node.start, known)
+            pieces = [
+                cache.lazy(start, node.end) if self._ranges[slot] and cache is not None else node.snapshots[slot]  # type: ignore[attr-defined]
+                for slot, cache in enumerate(caches)
+            ]
+            if not disk.room(sum(_bytes(piece) for piece in pieces if piece is not None)):
+                return
+            record = make_record(keys, start, node.end, pieces, digest(keys[:start]))
+            if record is None:
+                return
+            disk.keep(record, keys)
+
     def _free(self, caches: RowCaches) -> None:
         for cache in caches:
             if cache is not None:
                 cache.free()
+
+
+def _bytes(snapshot: Snapshot) -> int:
+    """Of what it holds, its own or shared."""
+    arrays = snapshot.arrays() if isinstance(snapshot, RangeSnapshot) else ()
+    return sum(array.nbytes for array in arrays) or snapshot.nbytes
 
 
 def _offset(caches: RowCaches) -> int:
