@@ -20,7 +20,7 @@ from arriero.model.quantization import Quantization
 from arriero.model.weight import Weight
 from arriero.runner.caches import RecurrentCache
 from tests.helpers.forward import Rows, chunked, whole
-from tests.helpers.memory_checkpoint import MemoryCheckpoint
+from tests.helpers.memory_checkpoint import MemoryCheckpoint, quantize
 from tests.helpers.rewinds import held, rewinds_continue, snapshots_continue
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -86,6 +86,28 @@ def test_the_head_for_drafts_is_left_out_and_named(caplog: pytest.LogCaptureFixt
     assert "predicts several tokens is not loaded" in caplog.text
     assert "(2 tensors)" in caplog.text
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def published_in_4_bits() -> MemoryCheckpoint:
+    """Every projection in NVFP4 with a global scale of its own that the codes make up for, and scales for caches."""
+    checkpoint = golden("nemotron_h_latent")
+    for i, (name, value) in enumerate(list(checkpoint.tensors.items())):
+        if name.endswith("_proj.weight") and value.shape[-1] % 32 == 0:
+            assert isinstance(value, mx.array)
+            factor = 4.0 ** (i % 5 - 2)
+            packed = quantize(value / factor, Quantization("nvfp4", 4, 16))
+            scale = mx.array(factor, mx.float32)
+            checkpoint.tensors[name] = Weight(packed.data, packed.quantization, packed.scales, None, scale)
+    checkpoint.tensors |= {f"backbone.layers.2.mixer.{n}_proj.{n}_scale": mx.ones(1) for n in "kv"}
+    return checkpoint
+
+
+def test_global_scales_of_experts_and_projections_are_honoured(caplog: pytest.LogCaptureFixture) -> None:
+    packed = published_in_4_bits()
+    assert any(".experts." in name and isinstance(value, Weight) for name, value in packed.tensors.items())
+    expected = logits(packed.dequantized(), "nemotron_h_latent")
+    np.testing.assert_allclose(logits(packed, "nemotron_h_latent"), expected, rtol=1e-4, atol=5e-4)
+    assert not caplog.records
 
 
 def test_a_stray_tensor_is_reported(caplog: pytest.LogCaptureFixture) -> None:

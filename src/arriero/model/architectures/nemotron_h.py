@@ -49,6 +49,8 @@ NAMES = (("backbone.", "embeddings", "norm_f"), ("model.", "embeddings", "norm_f
 """Root, token table and final norm: as published, as transformers renames them, as GGUF files are read."""
 
 DRAFTS = r"^mtp\."
+CACHE_SCALES = r"\.[kv]_proj\.[kv]_scale$"
+"""Factors for caches of 8 bits, which nothing here uses."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def left_out(checkpoint: Checkpoint, config: Config) -> re.Pattern[str]:
             "(%d tensors)",
             count,
         )
-    return re.compile(pattern)
+    return re.compile(f"{pattern}|{CACHE_SCALES}")
 
 
 class Model(Decoder):
