@@ -10,11 +10,12 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.stored import TensorInfo
 from arriero.model.weight import Quantization, Weight
 
 
 class MemoryCheckpoint:
-    """`names`, `in`, `tensor`, `weight` and `unused` of a Checkpoint."""
+    """`names`, `in`, `info`, `tensor`, `weight` and `unused` of a Checkpoint."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, mx.array | Weight], dialect: str = "hf") -> None:
         self.config = config
@@ -55,6 +56,12 @@ class MemoryCheckpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and layout; the stored type is not spelled as a file would."""
+        value = self.tensors[name]
+        how = value.quantization if isinstance(value, Weight) else None
+        return TensorInfo(name, str(value.dtype) if isinstance(value, mx.array) else "", tuple(value.shape), how, 0)
 
     def tensor(self, name: str) -> mx.array:
         value = self._take(name)

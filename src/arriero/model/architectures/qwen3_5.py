@@ -295,12 +295,20 @@ def gains_are_baked(checkpoint: Checkpoint) -> bool:
     """
     if checkpoint.dialect == "gguf":
         return True
-    name = next((name for name in checkpoint.names() if name.endswith(".linear_attn.conv1d.weight")), None)
+    kernels = [name for name in checkpoint.names() if name.endswith(".conv1d.weight")]
+    name = next((name for name in kernels if name.endswith(".linear_attn.conv1d.weight")), None)
     if name is None:
         raise CheckpointError(
             "the checkpoint has no linear_attn.conv1d.weight, whose layout tells how the gains of norms are stored"
         )
-    baked = checkpoint.tensor(name).shape[-1] == 1
+    baked = checkpoint.info(name).shape[-1] == 1
+    other = next((n for n in kernels if (checkpoint.info(n).shape[-1] == 1) != baked), None)
+    if other is not None:
+        raise CheckpointError(
+            f"tensor {name} has shape {list(checkpoint.info(name).shape)}, but {other} "
+            f"{list(checkpoint.info(other).shape)}: one is laid out as in the original, one as by MLX's tools, so that "
+            "nothing tells how the gains of norms are stored; convert the model again"
+        )
     log.info("norm weights are stored %s (by the layout of %s)", "as gains" if baked else "around 0", name)
     return baked
 

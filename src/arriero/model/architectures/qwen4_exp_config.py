@@ -155,8 +155,15 @@ def read_gate(fields: Fields) -> Literal["silu", "sigmoid"]:
 
 
 def read_boundary(fields: Fields, values: Mapping[str, Any]) -> int | None:
-    """The token at which n-grams end: the first end token of the text model, else of the whole."""
-    found = fields.get("eos_token_id", values.get("eos_token_id"))
+    """The token at which n-grams end: the first end token of the text model, else the only one of the whole.
+
+    Several of the whole model are those that end a reply, in an order that means nothing here.
+    """
+    found = fields.get("eos_token_id")
+    if found is None:
+        found = values.get("eos_token_id")
+        if isinstance(found, list) and len(found) != 1:
+            return None
     if isinstance(found, list) and found:
         found = found[0]
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):

@@ -108,7 +108,7 @@ class ShardedTable:
                 for part in (view.data, view.scales, view.biases):
                     if part is not None and part.size:
                         read_here_and_there(part)
-        factors = _factors(checkpoint, prefix, names, scales, needed=codes)
+        factors = _factors(checkpoint, prefix, names, scales, layout)
         if resident and codes:
             weights = [Weight(mx.array(view.data)) for view in views]
             views = []
@@ -182,9 +182,11 @@ def _uploaded(rows: np.ndarray) -> mx.array:
 
 
 def _factors(
-    checkpoint: Checkpoint, prefix: str, names: Sequence[str], scales: Sequence[np.ndarray | None], *, needed: bool
+    checkpoint: Checkpoint, prefix: str, names: Sequence[str], scales: Sequence[np.ndarray | None], layout: Layout
 ) -> np.ndarray | None:
-    """One factor per shard: its own, or that of the whole table; a table of codes must have one of the two."""
+    """One factor per shard: its own, or that of the whole table; 8-bit codes must have one of the two, plain numbers
+    none.
+    """
     own = [scale for scale in scales if scale is not None]
     whole = [f"{prefix}.{name}" for name in TABLE_SCALES if f"{prefix}.{name}" in checkpoint]
     if (own and (whole or len(own) < len(scales))) or len(whole) > 1:
@@ -192,12 +194,20 @@ def _factors(
             f"the table {prefix} has factors for {len(own)} of its {len(scales)} shards, and for all of it "
             f"{', '.join(whole) or 'none'}: expected one for the table, or one for each shard"
         )
+    if layout.quantization is None and layout.dtype != "F8_E4M3":
+        if whole:
+            raise CheckpointError(
+                f"the table {prefix} is stored as {layout.dtype}, plain numbers, and yet has a factor, {whole[0]}: "
+                "it was decoded without removing it, or its codes were lost; use the original model"
+            )
+        return None
     if not own and not whole:
-        if needed:
+        if layout.quantization is None:
             raise CheckpointError(
                 f"the table {prefix} is stored as 8-bit codes, but has no {prefix}.{TABLE_SCALES[0]}; without that "
                 "factor every answer would be wrong"
             )
+        log.info("the table %s has no factor beside its scales: it is taken as 1", prefix)
         return None
     values = [np.asarray(scale, np.float32).reshape(-1) for scale in own or [checkpoint.host(whole[0])]]
     for name, value in zip(names if own else whole, values, strict=True):
