@@ -113,6 +113,14 @@ def test_every_tensor_of_the_reference_is_used(name: str, caplog: pytest.LogCapt
     assert not caplog.records
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_the_file_is_counted_once(name: str) -> None:
+    checkpoint = golden(name)
+    model = load_model(checkpoint.typed(), mx.float32)
+    held = sum(value.size for value in checkpoint.tensors.values() if isinstance(value, mx.array))
+    assert sum(array.size for array in model.parameters()) == held
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
 def test_packed_models_are_the_models_of_their_numbers(name: str) -> None:
     packed = golden(name).quantized(Quantization("affine", 8, 32))
