@@ -66,6 +66,17 @@ def test_packed_experts_give_what_their_numbers_say() -> None:
     assert not np.array_equal(logits(dense, name), logits(golden(name), name))
 
 
+def test_a_gate_of_another_format_than_the_projections_gives_the_same_logits() -> None:
+    name = "laguna_per_element"
+    packed = golden(name).copy(attention_bias=False)
+    packed.tensors = {n: v for n, v in packed.tensors.items() if not n.endswith("_proj.bias")}
+    mixed = packed.quantized(Quantization("affine", 8, 32), names="v_proj.weight")
+    for checkpoint in (packed, mixed):
+        attention: Any = load_model(checkpoint.typed(), mx.float32).layers[0].attention  # type: ignore[attr-defined]
+        assert (attention.gate is None) == (checkpoint is packed)
+    np.testing.assert_allclose(logits(mixed, name), logits(mixed.dequantized(), name), rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize("name", ["laguna", "laguna_per_element"])
 def test_gating_true_means_what_the_rows_of_the_gate_say(name: str) -> None:
     np.testing.assert_array_equal(logits(golden(name).copy(gating=True), name), logits(golden(name), name))

@@ -210,8 +210,11 @@ class GatedAttention:
         self.config = config
         self.rope = rope
         self.dtype = dtype
-        self.qkv = FusedLinear([query, key, value])
-        self.gate = gate
+        together = FusedLinear([query, key, value, gate])
+        # Where the gate is of another format, q, k and v are still one product.
+        fits = len(together.parts) == 1
+        self.project = together if fits else FusedLinear([query, key, value])
+        self.gate = None if fits else gate
         self.gates = gate.weight.shape[0] // config.heads
         self.out = out
         self.query_norm = query_norm
@@ -260,10 +263,12 @@ class GatedAttention:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         c = self.config
-        q, k, v = (part.reshape(x.shape[0], -1, c.head_dim) for part in self.qkv(x))
+        parts = self.project(x)
+        gate = parts.pop() if self.gate is None else self.gate(x)
+        q, k, v = (part.reshape(x.shape[0], -1, c.head_dim) for part in parts)
         q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
         y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window)
-        y = softplus_gate(y, self.gate(x).reshape(-1, c.heads, self.gates))
+        y = softplus_gate(y, gate.reshape(-1, c.heads, self.gates))
         return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
