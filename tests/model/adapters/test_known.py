@@ -45,7 +45,7 @@ def test_without_the_package_the_error_lists_ours_and_says_how_to_get_it(absent:
 
 
 def test_with_the_package_the_error_says_that_it_does_not_know_it_either() -> None:
-    with pytest.raises(UnsupportedArchitecture, match=r"mlx-lm 0\.32\.2, which is installed, does not know it either"):
+    with pytest.raises(UnsupportedArchitecture, match=r"mlx-lm 0\.32\.2, which is installed, does not know it$"):
         check_config({"architectures": ["NopeForCausalLM"], "model_type": "nope"})
 
 
@@ -57,7 +57,10 @@ def test_the_synonyms_of_mlx_lm_count() -> None:
 
 
 def test_a_gguf_file_is_never_matched() -> None:
-    assert known.mlx_lm_module({"architectures": ["phi3"], "model_type": "phi3"}) is None
+    config = {"architectures": ["phi3"], "model_type": "phi3"}
+    assert known.mlx_lm_module(config) is None
+    with pytest.raises(UnsupportedArchitecture, match=r"phi3 is not supported.*mlx-lm is of no help with GGUF files$"):
+        check_config(config)
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,15 @@ def check_config(config: Mapping[str, Any]) -> str:
         return names[0] if names else str(kind)
     near = _nearest(names or [str(kind)])
     hint = f" Did you mean {near}?" if near else ""
-    if any(name in MODEL_TYPES for name in names):
+    beyond = _beyond()
+    if kind in names:
         # GGUF files name families, not classes.
-        hint = " It runs from safetensors, but not from a GGUF file."
+        ours = any(name in MODEL_TYPES for name in names)
+        hint = " It runs from safetensors, but not from a GGUF file." if ours else hint
+        beyond = "mlx-lm is of no help with GGUF files"
     raise UnsupportedArchitecture(
         f"architecture {asked} is not supported.{hint} Known architectures: {', '.join(known_architectures())}. "
-        + _beyond()
+        f"{beyond}"
     )
 
 
@@ -175,7 +178,7 @@ def _beyond() -> str:
     found = mlx_lm_version()
     if found is None:
         return f"From safetensors, what mlx-lm knows runs too, where it is installed ({EXTRA})"
-    return f"mlx-lm {found}, which is installed, does not know it either"
+    return f"mlx-lm {found}, which is installed, does not know it"
 
 
 def _nearest(names: list[str]) -> str | None:
