@@ -50,6 +50,7 @@ def load_draft(checkpoint: Checkpoint, target: Model, dtype: mx.Dtype) -> Draft:
     Raises UnsupportedArchitecture, or CheckpointError that says what of the two does not fit, with both numbers.
     """
     file, name = DRAFTS[check_config(checkpoint.config)]
+    importlib.import_module(f"{__name__}.fit").expect_support(target)
     draft: Draft = getattr(importlib.import_module(f"{__name__}.{file}"), name).load(checkpoint, target, dtype)
     return draft
 

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from arriero.errors import CheckpointError
+import mlx.core as mx
+
+from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
 from arriero.model.layers.decoder import HARMLESS
+
+
+def expect_support(target: Model) -> None:
+    """CheckpointError when a model gives drafts no token rows or bare logits, or of other shapes than its own facts.
+
+    Nothing is computed for it.
+    """
+    facts = target.facts
+    try:
+        rows = target.embed(mx.zeros((1,), mx.int32))
+        logits = target.raw_logits(mx.zeros((1, facts.hidden_size), facts.dtype))
+    except UnsupportedFeature as error:
+        raise CheckpointError(f"{facts.architecture} takes no draft: {error}") from error
+    expect_same("the width of a token's row", facts.hidden_size, rows.shape[-1])
+    expect_same("the number of logits", facts.vocab_size, logits.shape[-1])
 
 
 def expect_same(what: str, draft: object, target: object) -> None:
