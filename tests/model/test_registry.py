@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -58,8 +59,14 @@ def test_a_configuration_without_names_is_refused() -> None:
         check_config({"hidden_size": 8})
 
 
-def test_every_model_type_means_a_known_architecture() -> None:
+def test_every_architecture_has_a_model_type_of_its_own() -> None:
     assert set(MODEL_TYPES.values()) == set(ARCHITECTURES)
+
+
+def test_every_architecture_has_a_file_that_builds_a_model() -> None:
+    for file in set(ARCHITECTURES.values()):
+        module = importlib.import_module(f"arriero.model.architectures.{file}")
+        assert callable(module.Model.load)
 
 
 def test_asking_loads_no_array_library() -> None:

@@ -21,69 +21,42 @@ if TYPE_CHECKING:
     from arriero.model.checkpoint import Checkpoint
     from arriero.model.contract import Model
 
-ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3",
-    "Qwen3NextForCausalLM": "qwen3_5",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
-    "Qwen4ExpForCausalLM": "qwen4_exp",
-    "Qwen4ExpForConditionalGeneration": "qwen4_exp",
-    "Cohere2ForCausalLM": "cohere2",
-    "Cohere2MoeForCausalLM": "cohere2",
-    "LagunaForCausalLM": "laguna",
-    "NemotronHForCausalLM": "nemotron_h",
-    "GptOssForCausalLM": "gpt_oss",
-    "DeepseekV2ForCausalLM": "deepseek_v3",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "Glm4MoeLiteForCausalLM": "deepseek_v3",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "Gemma2ForCausalLM": "gemma3",
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Gemma4ForCausalLM": "gemma4",
-    "Gemma4ForConditionalGeneration": "gemma4",
-    "Gemma4UnifiedForCausalLM": "gemma4",
-    "Gemma4UnifiedForConditionalGeneration": "gemma4",
+KNOWN: dict[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("llama", "llama"),
+    "MistralForCausalLM": ("llama", "mistral"),
+    "Qwen2ForCausalLM": ("qwen2", "qwen2"),
+    "Qwen3ForCausalLM": ("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": ("qwen3", "qwen3_moe"),
+    "Qwen3NextForCausalLM": ("qwen3_5", "qwen3_next"),
+    "Qwen3_5ForCausalLM": ("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "qwen3_5"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5", "qwen3_5_moe_text"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5", "qwen3_5_moe"),
+    "Qwen4ExpForCausalLM": ("qwen4_exp", "qwen4_exp_text"),
+    "Qwen4ExpForConditionalGeneration": ("qwen4_exp", "qwen4_exp"),
+    "Cohere2ForCausalLM": ("cohere2", "cohere2"),
+    "Cohere2MoeForCausalLM": ("cohere2", "cohere2_moe"),
+    "LagunaForCausalLM": ("laguna", "laguna"),
+    "NemotronHForCausalLM": ("nemotron_h", "nemotron_h"),
+    "GptOssForCausalLM": ("gpt_oss", "gpt_oss"),
+    "DeepseekV2ForCausalLM": ("deepseek_v3", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "deepseek_v3"),
+    "Glm4MoeLiteForCausalLM": ("deepseek_v3", "glm4_moe_lite"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "glm4_moe"),
+    "Gemma2ForCausalLM": ("gemma3", "gemma2"),
+    "Gemma3ForCausalLM": ("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": ("gemma3", "gemma3"),
+    "Gemma4ForCausalLM": ("gemma4", "gemma4_text"),
+    "Gemma4ForConditionalGeneration": ("gemma4", "gemma4"),
+    "Gemma4UnifiedForCausalLM": ("gemma4", "gemma4_unified_text"),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4", "gemma4_unified"),
 }
-"""Names in a configuration's `architectures`, and the file of this folder that builds each with its `load`."""
+"""Each name in a configuration's `architectures`: the file of this folder that builds it with its `Model.load`, and the
+`model_type` that means it where `architectures` is missing. The one list of architectures.
+"""
 
-MODEL_TYPES: dict[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5": "Qwen3_5ForConditionalGeneration",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
-    "qwen4_exp_text": "Qwen4ExpForCausalLM",
-    "qwen4_exp": "Qwen4ExpForConditionalGeneration",
-    "cohere2": "Cohere2ForCausalLM",
-    "cohere2_moe": "Cohere2MoeForCausalLM",
-    "laguna": "LagunaForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "gemma4": "Gemma4ForConditionalGeneration",
-    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
-    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
-}
-"""What `model_type` means where `architectures` is missing."""
+ARCHITECTURES: dict[str, str] = {name: file for name, (file, _) in KNOWN.items()}
+MODEL_TYPES: dict[str, str] = {kind: name for name, (_, kind) in KNOWN.items()}
 
 
 _TABLES = re.compile(r"\.ngram_embedding\.shard_\d+\.weight")
