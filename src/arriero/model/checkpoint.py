@@ -13,7 +13,7 @@ from arriero.formats.mapped import REPAIR
 from arriero.model import checkpoint_gguf, checkpoint_safetensors
 from arriero.model.stored import HostWeight, Stored, TensorInfo
 from arriero.model.weight import Weight
-from arriero.source import FolderSource, GGUFSource, ModelSource
+from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
 
 __all__ = ["Checkpoint", "HostWeight", "TensorInfo"]
 
@@ -61,6 +61,13 @@ class Checkpoint:
         if isinstance(source, FolderSource):
             return cls(*checkpoint_safetensors.read_folder(source))
         return cls(*checkpoint_safetensors.read_layers(source))
+
+    @classmethod
+    def open_draft(cls, source: ModelSource) -> Self | None:
+        """Open the draft that is stored beside a model, as `open` does; None where there is none."""
+        if not isinstance(source, LayersSource) or not checkpoint_safetensors.has_draft(source):
+            return None
+        return cls(*checkpoint_safetensors.read_layers(source, draft=True))
 
     @property
     def nbytes(self) -> int:

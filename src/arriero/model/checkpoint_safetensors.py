@@ -51,15 +51,27 @@ def read_folder(source: FolderSource) -> Parts:
     return str(folder), stored, config, generation_config, "mlx" if mlx else "hf"
 
 
-def read_layers(source: LayersSource) -> Parts:
-    """As `read_folder`, from the blobs of a stored model."""
-    if "config.json" not in source.files:
-        raise CheckpointError(f"the stored model has no config.json layer; {REPAIR}")
-    config_path = Path(source.files["config.json"])
-    label = f"the stored model of {config_path}"
+DRAFT = "draft."
+"""What the names of a draft's tensors begin with in a stored model that has one; its files are under `draft/`."""
+
+
+def has_draft(source: LayersSource) -> bool:
+    """Whether a stored model has a draft beside it."""
+    return any(layer.startswith(DRAFT) for layer in source.tensors)
+
+
+def read_layers(source: LayersSource, *, draft: bool = False) -> Parts:
+    """As `read_folder`, from the blobs of a stored model, or of the draft beside it."""
+    folder, prefix = ("draft/", DRAFT) if draft else ("", "")
+    if f"{folder}config.json" not in source.files:
+        raise CheckpointError(f"the stored model has no {folder}config.json layer; {REPAIR}")
+    config_path = Path(source.files[f"{folder}config.json"])
+    label = f"the stored {'draft' if draft else 'model'} of {config_path}"
     config = _json(config_path)
     files: dict[str, SafetensorsFile] = {}
     for layer, path in source.tensors.items():
+        if layer.startswith(DRAFT) is not draft:
+            continue
         for name, file in _layer(layer, path).items():
             if name in files:
                 raise CheckpointError(f"{path}: tensor {name} is also in {files[name].path}; {REPAIR}")
@@ -70,15 +82,16 @@ def read_layers(source: LayersSource) -> Parts:
     def layout(found: Bundle, words: int, groups: int) -> Quantization:
         hint, grouped = _declared(found)
         if hint is None:
-            hint = hints.get(found.name.removesuffix(".weight"), hints.get(""))
+            hint = hints.get(found.name.removeprefix(prefix).removesuffix(".weight"), hints.get(""))
             grouped = hint is not None
         return blob_layout(_where(found), words, groups, hint, grouped)
 
     stored = _store(bundle(files), layout, LazyFiles(most_open=64))
-    generation = source.files.get("generation_config.json")
+    generation = source.files.get(f"{folder}generation_config.json")
     generation_config = _json(Path(generation)) if generation else {}
     mlx = "quantization" in config or any(file.metadata.get("format") == "mlx" for file in files.values())
-    return label, stored, config, generation_config, "mlx" if mlx else "hf"
+    named = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
+    return label, named, config, generation_config, "mlx" if mlx else "hf"
 
 
 def _layer(layer: str, path: str) -> dict[str, SafetensorsFile]:
