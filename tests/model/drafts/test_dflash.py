@@ -189,6 +189,20 @@ def test_a_window_restored_far_out_goes_on_by_one_and_by_many(draft: BlockDraft)
         np.testing.assert_array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("length", [64, 2000])
+def test_far_out_a_block_is_what_it_is_behind_its_window_alone(draft: BlockDraft, length: int) -> None:
+    windows = [layer.attention.config.window for layer in draft.layers]
+    kept = max(length if window is None else window - 1 for window in windows)
+    states, far_out, near = far(draft, length), draft.new_caches(), draft.new_caches()
+    draft.commit(one_row([0] * length, 0, far_out), states)
+    draft.commit(one_row([0] * kept, 0, near), states[length - kept :])
+    # Rotations are relative, so that the same rows at other positions are the same to rounding.
+    found = [
+        np.array(draft.forward(one_row(block(draft, 5), end, held))) for end, held in ((length, far_out), (kept, near))
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=10 * TOLERANCE)
+
+
 def test_keys_older_than_the_window_are_not_seen(draft: BlockDraft) -> None:
     windows = [layer.attention.config.window for layer in draft.layers]
     states = far(draft, 60)
