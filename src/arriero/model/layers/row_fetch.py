@@ -49,6 +49,11 @@ class FileRows:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="table-rows")
         self._expected: Copies | None = None
 
+    @property
+    def row_bytes(self) -> int:
+        """What one row takes."""
+        return sum(shards[0].shape[1] * shards[0].itemsize for shards in self._columns)
+
     def expect(self, numbers: np.ndarray) -> None:
         """Start to copy rows (ascending, each once) for the next `take`; a later call replaces them.
 
