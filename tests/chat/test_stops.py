@@ -56,6 +56,13 @@ def test_the_text_configuration_of_a_nested_config_counts(tmp_path: Path) -> Non
     assert model(tmp_path / "m", config={"text_config": {"eos_token_id": 9}}).stop_ids == {9}
 
 
+def test_a_gguf_file_may_list_its_ends() -> None:
+    """As the library's gpt-oss does, whose replies end with tokens that only the list names."""
+    ends = {"tokenizer.ggml.eos_token_id": TEXT_END, "tokenizer.ggml.eos_token_ids": [TEXT_END, 5, 9]}
+    metadata = byte_level_metadata("qwen2") | ends | {"tokenizer.chat_template": CHATML}
+    assert tokenizer_of(metadata).stop_ids == {TEXT_END, 5, 9, END}
+
+
 def test_the_ids_of_a_gguf_file_add_up() -> None:
     metadata = byte_level_metadata("qwen2") | {
         "tokenizer.ggml.eos_token_id": TEXT_END,
@@ -108,4 +115,4 @@ def test_exactly_one_function_builds_the_stop_set() -> None:
                 places.append(path.name)
             if isinstance(node, ast.Attribute) and node.attr == "stop_ids" and isinstance(node.ctx, ast.Store):
                 places.append(f"stored in {path.name}")
-    assert places == ["stored in model_text.py", "stops.py", "stops.py", "stored in tokenizer.py"]
+    assert places == ["stored in model_text.py", *["stops.py"] * 3, "stored in tokenizer.py"]

@@ -22,6 +22,16 @@ def test_byte_level_ids_equal_those_of_the_folder(pre: str, family: str) -> None
             assert tokenizer.encode(case["text"], add_bos=False) == case["ids"], case["text"]
 
 
+@pytest.mark.parametrize("named", [None, "default", "qwen2"])
+def test_the_library_s_gpt_oss_goes_by_its_architecture(named: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Words of its rule take a capital of their own: another rule joins them."""
+    text = "camelCaseWords don't 12345   x\n\n"
+    expected = tokenizer_of(byte_level_metadata("gpt-4o")).encode(text, add_bos=False)
+    found = tokenizer_of(byte_level_metadata(named) | {"general.architecture": "gptoss"}).encode(text, add_bos=False)
+    assert found == expected
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("name", ["sentencepiece.json", "sentencepiece_prefix.json"])
 def test_sentencepiece_ids_equal_those_of_sentencepiece(name: str) -> None:
     described = fixture(name)

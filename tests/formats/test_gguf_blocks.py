@@ -9,7 +9,7 @@ from arriero.formats import gguf_blocks, gguf_repack
 from arriero.formats.gguf_types import BY_NAME
 from tests.helpers.gguf_files import SCALE_OFFSETS, decoded, random_blocks
 
-OWN = sorted(gguf_blocks.AFFINE_TYPES | set(gguf_blocks.FLOAT_TYPES))
+OWN = sorted(gguf_blocks.AFFINE_TYPES | {"MXFP4", "NVFP4"})
 EXACT = [name for name, layout in gguf_repack.LAYOUTS.items() if layout.exact]
 SIXTEENS = {"Q2_K": 6, "Q3_K": 6, "Q6_K": 8}
 
@@ -24,7 +24,7 @@ def extreme_blocks(kind: str) -> np.ndarray:
         halves = rng.integers(0, 1 << 16, blocks.shape[:2], dtype=np.uint16)
         halves[halves & 0x7C00 == 0x7C00] ^= 0x4000
         blocks[..., offset : offset + 2] = halves[..., None].view(np.uint8)
-    if kind == "MXFP4":
+    if kind.startswith("MXFP4"):
         blocks[..., 0] = np.resize(np.arange(255), blocks.shape[:2])
     if kind == "NVFP4":
         blocks[..., :4] = np.resize(np.arange(0x7F), (*blocks.shape[:2], 4))
@@ -45,6 +45,14 @@ def by_mlx(packed: gguf_repack.Packed) -> np.ndarray:
 def test_a_block_decodes_as_the_gguf_package_decodes_it(kind):
     raw = extreme_blocks(kind)
     np.testing.assert_array_equal(gguf_blocks.decode(BY_NAME[kind], raw), decoded((kind, raw)))
+
+
+def test_mxfp4_of_pairs_is_mxfp4_with_its_codes_in_another_order():
+    halves = extreme_blocks("MXFP4").reshape(16, -1, 17)
+    codes = np.concatenate([halves[..., 1:] & 15, halves[..., 1:] >> 4], axis=-1)
+    pairs = np.concatenate([halves[..., :1], codes[..., 0::2] | codes[..., 1::2] << 4], axis=-1)
+    found = gguf_blocks.decode(BY_NAME["MXFP4_PAIRS"], pairs.reshape(16, -1))
+    np.testing.assert_array_equal(found, gguf_blocks.decode(BY_NAME["MXFP4"], halves.reshape(16, -1)))
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -134,7 +142,7 @@ def test_a_scale_that_is_no_finite_number_is_refused(kind, bad):
         gguf_repack.repack(BY_NAME[kind], raw)
 
 
-@pytest.mark.parametrize(("kind", "nan"), [("MXFP4", 255), ("NVFP4", 0x7F)])
+@pytest.mark.parametrize(("kind", "nan"), [("MXFP4", 255), ("MXFP4_PAIRS", 255), ("NVFP4", 0x7F)])
 def test_a_float_scale_that_is_no_number_is_refused(kind, nan):
     raw = random_blocks(kind, 2, 64)
     raw[0, 0] = nan

@@ -109,7 +109,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, scale: floa
     for offset in SCALE_OFFSETS.get(kind, []):
         halves = rng.normal(0, scale, raw.shape[:2]).clip(-65504, 65504).astype("<f2")
         raw[..., offset : offset + 2] = halves[..., None].view(np.uint8)
-    if kind == "MXFP4":
+    if kind.startswith("MXFP4"):
         raw[..., 0] = rng.integers(110, 130, raw.shape[:2])
     if kind == "NVFP4":
         raw[..., :4] = rng.integers(0, 0x7F, (*raw.shape[:2], 4))

@@ -161,10 +161,51 @@ def gpt_oss_metadata(config: dict[str, Any]) -> dict[str, Any]:
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": float(rope["factor"]),
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-        "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
-        "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
+        "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast", 32.0)),
+        "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow", 1.0)),
     }
     return {"general.architecture": "gpt-oss"} | {f"gpt-oss.{key}": v for key, v in keys.items()}
+
+
+def library_tensors(folder: MemoryCheckpoint) -> dict[str, Tensor]:
+    """Packed experts as Ollama's library has them: gate and up by turns, blocks as published, q, k and v in one."""
+    arrays = {
+        name: np.array(value.astype(mx.float32)) if value.dtype == mx.bfloat16 else np.array(value)
+        for name, value in folder.tensors.items()
+        if isinstance(value, mx.array)
+    }
+    tensors: dict[str, Tensor] = {}
+    for name, (kind, raw) in gpt_oss_tensors(folder).items():
+        if "_exps" in name or "attn_k" in name or "attn_v" in name:
+            continue
+        stored = name.replace("attn_sinks.weight", "attn_sinks").replace("attn_output", "attn_out")
+        stored = stored.replace("post_attention_norm", "ffn_norm")
+        if ".attn_q." in name:
+            layer, suffix = name.split(".")[1], name.rpartition(".")[2]
+            parts = [arrays[f"model.layers.{layer}.self_attn.{part}_proj.{suffix}"] for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{suffix}"] = encode("F32", np.concatenate(parts))
+            continue
+        tensors[stored] = kind, raw
+    for name, blocks in arrays.items():
+        if not name.endswith("_blocks"):
+            continue
+        stem = name.removesuffix("_blocks")
+        raw = np.concatenate([arrays[f"{stem}_scales"][..., None], blocks], axis=-1)
+        stored = layer_name(
+            f"{stem}.weight", {"mlp.experts.gate_up_proj": "ffn_gate_up_exps", "mlp.experts.down_proj": "ffn_down_exps"}
+        )
+        tensors[stored] = "MXFP4_PAIRS", np.ascontiguousarray(raw.reshape(*raw.shape[:2], -1))
+        tensors[stored.replace(".weight", ".bias")] = encode("F32", arrays[f"{stem}_bias"])
+    return tensors
+
+
+def library_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as those files say it: no type of scaling, the experts' width as that of the network."""
+    known = gpt_oss_metadata(config)
+    dropped = ("rope.scaling.type", "rope.scaling.yarn", "rope.dimension_count", "expert_feed_forward_length")
+    keys = {key.removeprefix("gpt-oss."): value for key, value in known.items() if key.startswith("gpt-oss.")}
+    keys = {key: value for key, value in keys.items() if not key.startswith(dropped)}
+    return {"general.architecture": "gptoss"} | {f"gptoss.{key}": value for key, value in keys.items()}
 
 
 def write_nemotron(path: Path, folder: MemoryCheckpoint, architecture: str, more: dict[str, Any] | None = None) -> None:

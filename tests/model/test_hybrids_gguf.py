@@ -17,7 +17,14 @@ from arriero.model.quantization import Quantization
 from arriero.source import GGUFSource
 from tests.helpers.forward import whole
 from tests.helpers.gguf_files import encode, gguf_bytes
-from tests.helpers.hybrid_gguf import nemotron_metadata, nemotron_tensors, write_gpt_oss, write_nemotron
+from tests.helpers.hybrid_gguf import (
+    library_metadata,
+    library_tensors,
+    nemotron_metadata,
+    nemotron_tensors,
+    write_gpt_oss,
+    write_nemotron,
+)
 from tests.helpers.memory_checkpoint import MemoryCheckpoint
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -62,6 +69,22 @@ def test_gpt_oss_with_packed_experts(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not caplog.records
     down = checkpoint.weight("model.layers.0.mlp.experts.down_proj.weight")
     assert down.quantization == Quantization("mxfp4", 4, 32)
+
+
+def test_gpt_oss_of_the_library_gives_the_bits_of_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its bounds of YaRN are those of every published model, which no key says."""
+    folder = MemoryCheckpoint.golden(GOLDENS / "gpt_oss_mxfp4")
+    rope = {k: v for k, v in folder.config["rope_parameters"].items() if not k.startswith("beta")}
+    folder = folder.copy(rope_parameters=rope)
+    path = tmp_path / "m.gguf"
+    ends = {"tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.eos_token_ids": [3, 5, 7]}
+    path.write_bytes(gguf_bytes(library_metadata(folder.config) | ends, library_tensors(folder)))
+    checkpoint = opened(path)
+    assert checkpoint.generation_config["eos_token_id"] == [3, 5, 7]
+    ids, _ = golden("gpt_oss_mxfp4")
+    found, expected = (whole(load_model(c, mx.float32), ids) for c in (checkpoint, folder.typed()))
+    np.testing.assert_array_equal(found, expected)
+    assert not caplog.records
 
 
 def gpt_oss() -> MemoryCheckpoint:

@@ -58,6 +58,7 @@ def token_content(value: Any) -> str | None:
 def _declared(tokenizer: Tokenizer, files: TextFiles) -> Iterator[Any]:
     for name in ("eos", "eot", "eom"):
         yield files.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    yield files.metadata.get("tokenizer.ggml.eos_token_ids")
     for file in ("generation_config.json", "config.json"):
         yield files.json(file).get("eos_token_id")
     text_config = files.json("config.json").get("text_config")

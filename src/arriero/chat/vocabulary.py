@@ -87,7 +87,9 @@ def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Tokenizer:
-    rule = family(metadata.get("tokenizer.ggml.pre"))
+    # The library's gpt-oss goes by its architecture, whatever rule its file names.
+    by_architecture = {"gptoss": "gpt-4o"}.get(metadata.get("general.architecture", ""))
+    rule = family(by_architecture or metadata.get("tokenizer.ggml.pre"))
     tokenizer = Tokenizer(BPE(vocabulary, _merges(metadata, vocabulary), ignore_merges=rule.ignore_merges))
     normalizer = rule.normalizer()
     if normalizer is not None:

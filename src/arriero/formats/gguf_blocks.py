@@ -21,7 +21,7 @@ IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 DOUBLED_E2M1 = (E2M1 * 2).astype(np.int8)
 """E2M1 as small integers; ggml's scales are half of ours for it."""
 
-FLOAT_TYPES = ("MXFP4", "NVFP4")
+FLOAT_TYPES = ("MXFP4", "MXFP4_PAIRS", "NVFP4")
 """Types of E2M1 codes under 8-bit float scales."""
 PACKAGE_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
 """Types that the `gguf` package decodes."""
@@ -53,7 +53,7 @@ def decode(block_type: BlockType, raw: np.ndarray) -> np.ndarray:
     if block_type.name in FLOAT_TYPES:
         scale_codes, codes = float_groups(block_type, raw)
         # The tables hold doubled elements, so scales are halved.
-        scales = (E8M0 if block_type.name == "MXFP4" else E4M3)[scale_codes] * np.float32(0.5)
+        scales = (E4M3 if block_type.name == "NVFP4" else E8M0)[scale_codes] * np.float32(0.5)
         with np.errstate(over="ignore"):  # the largest exponents pass float32's range, as MLX has it
             values: np.ndarray = (DOUBLED_E2M1[codes] * scales[..., None]).reshape(len(raw), -1)
         return values
@@ -98,6 +98,9 @@ def float_groups(block_type: BlockType, raw: np.ndarray) -> tuple[np.ndarray, np
     blocks = np.ascontiguousarray(raw).reshape(len(raw), -1, block_type.nbytes)
     if block_type.name == "MXFP4":
         scales, codes, nan = blocks[..., 0], _nibbles(blocks[..., 1:17]), 255
+    elif block_type.name == "MXFP4_PAIRS":
+        pairs = np.stack([blocks[..., 1:17] & 0xF, blocks[..., 1:17] >> 4], axis=-1)
+        scales, codes, nan = blocks[..., 0], pairs.reshape(*blocks.shape[:-1], 32), 255
     else:
         # Scales are unsigned: the sign bit means nothing.
         scales, nan = blocks[..., :4] & 0x7F, 0x7F

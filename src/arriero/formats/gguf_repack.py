@@ -54,6 +54,7 @@ LAYOUTS: dict[str, Layout] = {
     "IQ4_NL": Layout("affine", 8, 32, True),
     "IQ4_XS": Layout("affine", 8, 32, True),
     "MXFP4": Layout("mxfp4", 4, 32, True),
+    "MXFP4_PAIRS": Layout("mxfp4", 4, 32, True),
     "NVFP4": Layout("nvfp4", 4, 16, True),
     "Q6_K": Layout("affine", 8, 32, False),
     "Q3_K": Layout("affine", 6, 32, False),

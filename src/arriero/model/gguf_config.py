@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "nemotron_h": "NemotronHForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "gptoss": "GptOssForCausalLM",
 }
 MODEL_TYPES = {
     "qwen3moe": "qwen3_moe",
@@ -42,6 +43,7 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "nemotron_h_moe": "nemotron_h",
     "gpt-oss": "gpt_oss",
+    "gptoss": "gpt_oss",
 }
 
 _HYBRID = {"qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"}
@@ -159,6 +161,8 @@ def _is_half(tensors: Iterable[GGUFTensor]) -> bool:
 def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     """Begin and end tokens as `generation_config.json` has them; `eos_token_id` lists every end token of the file."""
     ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    listed = file.metadata.get("tokenizer.ggml.eos_token_ids")
+    ends += listed if isinstance(listed, list) else []
     found = list(dict.fromkeys(end for end in ends if isinstance(end, int) and end >= 0))
     config: dict[str, Any] = {"eos_token_id": found} if found else {}
     begin = file.metadata.get("tokenizer.ggml.bos_token_id")
@@ -329,4 +333,5 @@ _ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
     "gpt-oss": gpt_oss,
+    "gptoss": gpt_oss,
 }

@@ -64,11 +64,19 @@ def nemotron_h(keys: Keys, config: dict[str, Any]) -> None:
 
 
 def gpt_oss(keys: Keys, config: dict[str, Any]) -> None:
-    """Files don't say that the model's YaRN keeps its bounds between two frequencies, as every gpt-oss does."""
+    """Files don't say that the model's YaRN keeps its bounds between two frequencies, as every gpt-oss does; those of
+    Ollama's library (`gptoss`) don't say that it is YaRN.
+    """
+    if keys.prefix == "gptoss":
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": keys.number("rope.scaling.factor") or 1.0,
+            "original_max_position_embeddings": keys.need("rope.scaling.original_context_length"),
+        }
     config |= {
         "num_local_experts": keys.need("expert_count"),
         "num_experts_per_tok": keys.need("expert_used_count"),
-        "intermediate_size": keys.need("expert_feed_forward_length"),
+        "intermediate_size": keys.integer("expert_feed_forward_length") or keys.need("feed_forward_length"),
         "sliding_window": keys.need("attention.sliding_window"),
         "attention_bias": True,
     }

@@ -99,6 +99,12 @@ _GPT_OSS = _LLAMA | {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+_GPTOSS = _GPT_OSS | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_out": "self_attn.o_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+}
+"""As Ollama's library has it: the rows of gate and up take turns, and `attn_sinks` has no suffix."""
 
 LAYER_NAMES: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
@@ -113,6 +119,7 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "gpt-oss": _GPT_OSS,
+    "gptoss": _GPTOSS,
     "deepseek2": _LLAMA | _MOE | _SUMMED | _LATENT,
     "glm4moe": _LLAMA | _MOE | _SUMMED | {"post_attention_norm": "post_attention_layernorm"},
 }
@@ -127,6 +134,7 @@ CONSUMED = re.compile(r"^(rope_freqs|blk\.\d+\.(rope_freqs|attn_rot_embd))\.weig
 """Rotary tables: read into the configuration, or made anew by every architecture."""
 
 _LAYER = re.compile(r"^blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)$")
+_SINKS = re.compile(r"^blk\.(\d+)\.attn_sinks$")
 _PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt?)(?:\.bias)?$")
 
 
@@ -143,6 +151,9 @@ def hugging_face_name(architecture: str, name: str) -> str:
         return f"model.layers.{match[1]}.{modules[f'{match[2]}.{match[3]}']}"
     if match and match[2] in modules:
         return f"model.layers.{match[1]}.{modules[match[2]]}.{match[3]}"
+    sinks = _SINKS.match(name)
+    if sinks and "attn_sinks.weight" in modules:
+        return f"model.layers.{sinks[1]}.{modules['attn_sinks.weight']}"
     parameter = _PARAMETER.match(name)
     parameters = MIXER_PARAMETERS if "ssm_in" in modules else PARAMETERS
     if parameter and "ssm_out" in modules and parameter[2] in parameters:

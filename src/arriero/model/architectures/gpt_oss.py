@@ -95,12 +95,22 @@ class SinkAttention:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
-        """`q_proj`, `k_proj`, `v_proj`, `o_proj` and `sinks` under `prefix`."""
+        """`q_proj`, `k_proj`, `v_proj` (or `qkv_proj`, their rows one after the other), `o_proj` and `sinks` under
+        `prefix`.
+        """
         c = config
+        sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
 
-        def project(name: str, heads: int) -> Linear:
-            shape = (heads * c.head_dim, c.hidden)
-            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=shape)
+        def project(name: str, rows: int) -> Linear:
+            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=(rows, c.hidden))
+
+        if f"{prefix}.qkv_proj.weight" in checkpoint:
+            whole = project("qkv_proj", sum(sizes))
+            ends = [sum(sizes[: i + 1]) for i in range(3)]
+            rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            parts = [Linear(whole.weight.rows(r), None if whole.bias is None else whole.bias[r]) for r in rows]
+        else:
+            parts = [project(f"{name}_proj", size) for name, size in zip("qkv", sizes, strict=True)]
 
         sinks = checkpoint.tensor(f"{prefix}.sinks")
         expect_shape(f"{prefix}.sinks", tuple(sinks.shape), (c.heads,))
@@ -108,7 +118,7 @@ class SinkAttention:
             config,
             rope,
             dtype,
-            qkv=FusedLinear([project("q_proj", c.heads), project("k_proj", c.kv_heads), project("v_proj", c.kv_heads)]),
+            qkv=FusedLinear(parts),
             out=Linear.load(
                 checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
             ),

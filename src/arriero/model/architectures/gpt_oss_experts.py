@@ -104,7 +104,8 @@ class ClampedExperts:
         """Banks under `prefix`, e.g. `model.layers.0.mlp`.
 
         As published (`experts.gate_up_proj_blocks` and `_scales`), as transformers holds them dense
-        (`experts.gate_up_proj`, in by out), or as MLX's tools and GGUF files do (`gate_proj` and `up_proj`).
+        (`experts.gate_up_proj`, in by out), or as MLX's tools and GGUF files do (`gate_proj` and `up_proj`, or
+        `gate_up_proj.weight` with their rows by turns).
         """
         c, experts = config, f"{prefix}.experts"
         if f"{experts}.gate_proj.weight" in checkpoint:
@@ -119,11 +120,18 @@ class ClampedExperts:
             joined = concatenate_rows([gate.weight, up.weight])
             both = [gate, up] if joined is None else [BiasedBank(joined, mx.concatenate([gate.bias, up.bias], axis=-1))]
             return cls(config, both, down)
-        read = _blocks if f"{experts}.gate_up_proj_blocks" in checkpoint else _transposed
+        by_rows = f"{experts}.gate_up_proj.weight" in checkpoint
+        by_blocks = f"{experts}.gate_up_proj_blocks" in checkpoint
 
         def bank(name: str, shape: tuple[int, int, int]) -> BiasedBank:
-            weight = read(checkpoint, f"{experts}.{name}", dtype, shape)
-            return BiasedBank(weight, _bias(checkpoint, f"{experts}.{name}_bias", dtype, shape[:2]))
+            if by_rows:
+                weight = load_bank(checkpoint, prefix, name, dtype, shape)
+            elif by_blocks:
+                weight = _blocks(checkpoint, f"{experts}.{name}", shape)
+            else:
+                weight = _transposed(checkpoint, f"{experts}.{name}", dtype, shape)
+            bias = f"{experts}.{name}.bias" if by_rows else f"{experts}.{name}_bias"
+            return BiasedBank(weight, _bias(checkpoint, bias, dtype, shape[:2]))
 
         gate_up = bank("gate_up_proj", (c.experts, 2 * c.intermediate, c.hidden))
         return cls(config, [gate_up], bank("down_proj", (c.experts, c.hidden, c.intermediate)), by_turns=True)
@@ -162,9 +170,8 @@ class SparseMLP:
         return self.experts(x, chosen, weights)
 
 
-def _blocks(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:
+def _blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, int, int]) -> Weight:
     """The codes of `name_blocks` (16 bytes for 32 codes, the first in the low half) are MLX's; no byte moves."""
-    del dtype
     blocks, scales = checkpoint.tensor(f"{name}_blocks"), checkpoint.tensor(f"{name}_scales")
     groups = (*shape[:2], shape[2] // BLOCK)
     if shape[2] % BLOCK:
