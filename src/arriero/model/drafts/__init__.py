@@ -65,8 +65,8 @@ def load_head(checkpoint: Checkpoint, target: Model, dtype: mx.Dtype) -> Draft |
         return None
     file, name = HEADS[architecture]
     module = importlib.import_module(f"{__name__}.{file}")
-    prefix = module.find(checkpoint)
-    if prefix is None:
+    where = module.find(checkpoint)
+    if where is None:
         return None
-    draft: Draft = getattr(module, name).load(checkpoint, prefix, target, dtype)
+    draft: Draft = getattr(module, name).load(checkpoint, where, target, dtype)
     return draft

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import mlx.core as mx
@@ -19,23 +19,68 @@ from arriero.model.layers.rope import Rope
 ROOTS = ("mtp.", "model.mtp.", "language_model.mtp.")
 
 
-def find(checkpoint: Checkpoint) -> str | None:
-    """The prefix of the head's tensors; None where the checkpoint holds none."""
-    return next((root for root in ROOTS if f"{root}fc.weight" in checkpoint), None)
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a file calls the head's tensors, without `.weight`; `layer` is a prefix."""
+
+    fc: str
+    token_norm: str
+    state_norm: str
+    layer: str
+    norm: str
 
 
-def read_config(checkpoint: Checkpoint, prefix: str) -> Config:
-    """The target's configuration for the head's one layer, which has attention and, as the tensors say, experts."""
-    config = Config.read(checkpoint.config)
-    names = [name for name in checkpoint.names() if name.startswith(f"{prefix}layers.")]
-    layers = {name.removeprefix(f"{prefix}layers.").partition(".")[0] for name in names}
+def find(checkpoint: Checkpoint) -> Names | None:
+    """The names of the head's tensors; None where the checkpoint holds none.
+
+    GGUF files hold it as a layer past the last. CheckpointError where it has several layers.
+    """
+    if checkpoint.dialect == "gguf":
+        return _find_gguf(checkpoint)
+    root = next((root for root in ROOTS if f"{root}fc.weight" in checkpoint), None)
+    if root is None:
+        return None
+    names = [name for name in checkpoint.names() if name.startswith(f"{root}layers.")]
+    layers = {name.removeprefix(f"{root}layers.").partition(".")[0] for name in names}
     if layers != {"0"}:
         raise CheckpointError(
-            f"the head for several tokens ({prefix}*) should have one layer, but the checkpoint holds {len(layers)}"
+            f"the head for several tokens ({root}*) should have one layer, but the checkpoint holds {len(layers)}"
         )
+    return Names(
+        fc=f"{root}fc",
+        token_norm=f"{root}pre_fc_norm_embedding",
+        state_norm=f"{root}pre_fc_norm_hidden",
+        layer=f"{root}layers.0",
+        norm=f"{root}norm",
+    )
+
+
+def _find_gguf(checkpoint: Checkpoint) -> Names | None:
+    config = Config.read(checkpoint.config)
+    last = config.shape.layers
+    root = f"blk.{last}.nextn."
+    if f"{root}eh_proj.weight" not in checkpoint:
+        return None
+    if config.drafts != 1:
+        raise CheckpointError(
+            f"the head for several tokens should have one layer, but the file says {config.drafts} "
+            "(nextn_predict_layers)"
+        )
+    return Names(
+        fc=f"{root}eh_proj",
+        token_norm=f"{root}enorm",
+        state_norm=f"{root}hnorm",
+        layer=f"model.layers.{last}",
+        norm=f"{root}shared_head_norm",
+    )
+
+
+def read_config(checkpoint: Checkpoint, names: Names) -> Config:
+    """The target's configuration for the head's one layer, which has attention and, as the tensors say, experts."""
+    config = Config.read(checkpoint.config)
     sparse = config.sparse
     if sparse is not None:
-        moe = f"{prefix}layers.0.mlp.gate.weight" in checkpoint
+        moe = f"{names.layer}.mlp.gate.weight" in checkpoint
         sparse = replace(sparse, layers=frozenset({0} if moe else ()))
     return replace(config, layer_types=["full_attention"], sparse=sparse)
 
@@ -67,14 +112,14 @@ class Head(ChainedHead):
         self.norm = norm
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, prefix: str, target: Model, dtype: mx.Dtype) -> Self:
-        """`fc`, `pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `layers.0` and `norm` under `prefix`."""
-        config = read_config(checkpoint, prefix)
+    def load(cls, checkpoint: Checkpoint, names: Names, target: Model, dtype: mx.Dtype) -> Self:
+        """Build from the target's own checkpoint."""
+        config = read_config(checkpoint, names)
         baked = gains_are_baked(checkpoint)
         hidden, eps = config.shape.hidden, config.shape.eps
 
         def norm(name: str) -> RMSNorm:
-            return load_norm(checkpoint, f"{prefix}{name}", dtype, hidden, eps, baked=baked)
+            return load_norm(checkpoint, name, dtype, hidden, eps, baked=baked)
 
         token, _ = config.attention.cache_bytes(dtype, target.facts.context_length)
         facts = DraftFacts("mtp", None, lookahead=1, cache_bytes_per_token=token)
@@ -82,11 +127,11 @@ class Head(ChainedHead):
         return cls(
             facts,
             target,
-            fc=Linear.load(checkpoint, f"{prefix}fc", dtype, bias=False, shape=(hidden, 2 * hidden)),
-            token_norm=norm("pre_fc_norm_embedding"),
-            state_norm=norm("pre_fc_norm_hidden"),
-            layer=Layer.load(checkpoint, f"{prefix}layers.0", dtype, config, 0, rope, baked=baked),
-            norm=norm("norm"),
+            fc=Linear.load(checkpoint, names.fc, dtype, bias=False, shape=(hidden, 2 * hidden)),
+            token_norm=norm(names.token_norm),
+            state_norm=norm(names.state_norm),
+            layer=Layer.load(checkpoint, names.layer, dtype, config, 0, rope, baked=baked),
+            norm=norm(names.norm),
         )
 
     def new_caches(self) -> RowCaches:
