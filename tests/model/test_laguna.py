@@ -82,6 +82,15 @@ def test_gating_true_means_what_the_rows_of_the_gate_say(name: str) -> None:
     np.testing.assert_array_equal(logits(golden(name).copy(gating=True), name), logits(golden(name), name))
 
 
+def test_the_kind_of_a_gate_may_be_said_layer_by_layer() -> None:
+    types = ["per_head", "per-head", "per_head", "per_head"]
+    assert Config.read(golden("laguna").copy(gating_types=types).config).gating == ["per-head"] * 4
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.g_proj\.weight.*gating: 'per-element'"):
+        logits(golden("laguna").copy(gating_types=[types[0], "per_element", *types[2:]]))
+    with pytest.raises(CheckpointError, match="`gating_types` should be a list of 4"):
+        logits(golden("laguna").copy(gating_types=["none"] * 4))
+
+
 def test_a_gate_that_contradicts_the_configuration_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"0\.self_attn\.g_proj\.weight has shape \[4, 48\].*per-element"):
         logits(golden("laguna").copy(gating="per-element"))

@@ -15,6 +15,7 @@ from arriero.model.gguf_deepseek import deepseek2, glm4moe
 from arriero.model.gguf_hybrids import gpt_oss, nemotron_h
 from arriero.model.gguf_keys import Keys
 from arriero.model.gguf_orders import TILED
+from arriero.model.gguf_windowed import cohere2, cohere2moe, laguna
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -31,6 +32,9 @@ ARCHITECTURES = {
     "nemotron_h": "NemotronHForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "cohere2moe": "Cohere2MoeForCausalLM",
+    "laguna": "LagunaForCausalLM",
     "gptoss": "GptOssForCausalLM",
 }
 MODEL_TYPES = {
@@ -43,11 +47,15 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "nemotron_h_moe": "nemotron_h",
     "gpt-oss": "gpt_oss",
+    "cohere2moe": "cohere2_moe",
     "gptoss": "gpt_oss",
 }
 
 _HYBRID = {"qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"}
 """Whose files may say what kind a layer is by numbers of key heads or widths that are 0 for the others."""
+
+_HEADS_BY_LAYER = {"laguna"}
+_SCALED_LOGITS = {"cohere2", "cohere2moe"}
 
 _EMBEDDING = "token_embd.weight"
 _TOKENS = "tokenizer.ggml.tokens"
@@ -86,7 +94,8 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     if _EMBEDDING not in tensors:
         raise CheckpointError(f"{file.path}: the tensor {_EMBEDDING} is missing; pull the model again")
     keys = Keys(file, architecture, tensors)
-    heads = keys.same_for_all_layers("attention.head_count")
+    count = keys.largest_of_layers if architecture in _HEADS_BY_LAYER else keys.same_for_all_layers
+    heads = count("attention.head_count")
     if not heads:
         raise CheckpointError(f"{file.path}: the key {architecture}.attention.head_count is missing or zero")
     hidden, layers = keys.need("embedding_length"), keys.need("block_count")
@@ -143,7 +152,8 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
 def _refuse_unhonoured(keys: Keys) -> None:
     for key, neutral in _NEUTRAL.items():
         value = keys.metadata.get(f"{keys.prefix}.{key}")
-        if value is not None and value not in neutral:
+        honoured = key == "logit_scale" and keys.prefix in _SCALED_LOGITS
+        if value is not None and value not in neutral and not honoured:
             raise CheckpointError(
                 f"{keys.path}: the key {keys.prefix}.{key} is {value!r:.60}, which is not supported: "
                 "running the model would give wrong answers"
@@ -333,5 +343,8 @@ _ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
     "gpt-oss": gpt_oss,
+    "cohere2": cohere2,
+    "cohere2moe": cohere2moe,
+    "laguna": laguna,
     "gptoss": gpt_oss,
 }

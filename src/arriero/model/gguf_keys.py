@@ -59,6 +59,16 @@ class Keys:
             raise self.unusable(key, value)
         return None if value is None else float(f"{value:.7g}")
 
+    def largest_of_layers(self, key: str) -> int | None:
+        """A number that may be stored once per layer; the largest of them."""
+        value = self.get(key, (int, list))
+        if not isinstance(value, list):
+            return self.integer(key)
+        if not value or not all(type(item) is int and item >= 0 for item in value):
+            raise self.unusable(key, value)
+        largest: int = max(value)
+        return largest
+
     def same_for_all_layers(self, key: str, *, zeros: bool = False) -> int | None:
         """A number that may be stored once per layer, if all layers agree (with `zeros`: all that have it)."""
         value = self.get(key, (int, list))

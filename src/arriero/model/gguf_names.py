@@ -121,6 +121,9 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "gpt-oss": _GPT_OSS,
     "gptoss": _GPTOSS,
     "deepseek2": _LLAMA | _MOE | _SUMMED | _LATENT,
+    "cohere2": _LLAMA,
+    "cohere2moe": _LLAMA | _MOE | _SUMMED,
+    "laguna": _LLAMA | _MOE | _SUMMED | {"attn_gate": "self_attn.g_proj"},
     "glm4moe": _LLAMA | _MOE | _SUMMED | {"post_attention_norm": "post_attention_layernorm"},
 }
 """Per GGUF architecture: a layer's module → the Hugging Face module; one with its suffix (`x.bias`) → the tensor."""

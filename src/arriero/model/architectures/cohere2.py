@@ -20,6 +20,7 @@ from arriero.model.layers.block import FeedForward
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder, Norm
 from arriero.model.layers.experts import Experts
+from arriero.model.layers.left_out import draft_layers
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.norm import LayerNorm, RMSNorm
@@ -92,6 +93,8 @@ class Config:
     dense: list[int]
     """Width of each layer's feed-forward part; 0 for a mixture of experts."""
     experts: ExpertsConfig | None
+    drafts: int
+    """Layers behind the last that predict several tokens."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -139,6 +142,7 @@ class Config:
             logit_scale=fields.number("logit_scale", 0.0625),
             dense=[0 if experts else front for experts in sparse],
             experts=ExpertsConfig.read(fields, shape.intermediate) if moe else None,
+            drafts=fields.integer("num_nextn_predict_layers", 0, minimum=0),
         )
         fields.finish(architecture)
         return config
@@ -297,6 +301,7 @@ class Model(Decoder):
             config.shape.facts(dtype, config.attention, config.rope),
             lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope),
             load_norm=lambda prefix: load_norm(checkpoint, prefix, dtype, config),
+            left_out=draft_layers(checkpoint, config.shape.architecture, config.shape.layers, config.drafts),
         )
         model.logit_scale = config.logit_scale
         return model

@@ -85,7 +85,8 @@ class Config:
     layer_types: list[LayerType]
     attention: list[AttentionConfig]
     """Of each layer."""
-    gating: bool | str
+    gating: list[bool | str]
+    """Of each layer."""
     ropes: dict[LayerType, RopeConfig]
     sparse: list[bool]
     """Whether each layer has experts."""
@@ -98,9 +99,6 @@ class Config:
         shape = DecoderShape.read(fields, check_config(values), context_length=131072, head_dim=128)
         if activation(fields, "hidden_act", default="silu") != "silu":
             raise fields.wrong("hidden_act", "silu", fields.get("hidden_act"))
-        gating = fields.get("gating", True)
-        if gating not in GATINGS:
-            raise fields.wrong("gating", "true, 'per-head' or 'per-element'", gating)
         if fields.flag("swa_attention_sink_enabled", False):
             raise fields.wrong("swa_attention_sink_enabled", "false", True)
         out_bias = fields.flag("attention_bias", False)
@@ -127,13 +125,22 @@ class Config:
                 )
                 for heads, kind in zip(read_heads(fields, shape), types, strict=True)
             ],
-            gating=gating,
+            gating=read_gating(fields, shape.layers),
             ropes={kind: read_rope(fields, kind, shape.context_length) for kind in LAYER_TYPES if kind in types},
             sparse=read_sparse(fields, shape.layers),
             experts=ExpertsConfig.read(fields),
         )
         fields.finish(shape.architecture)
         return config
+
+
+def read_gating(fields: Fields, layers: int) -> list[bool | str]:
+    """What each layer's gate multiplies: by `gating_types`, else `gating` of all."""
+    gating = fields.get("gating", True)
+    if gating not in GATINGS:
+        raise fields.wrong("gating", "true, 'per-head' or 'per-element'", gating)
+    types = fields.strings("gating_types", layers, ("per-head", "per_head", "per-element", "per_element"))
+    return [kind.replace("_", "-") for kind in types] if types else [gating] * layers
 
 
 def read_heads(fields: Fields, shape: DecoderShape) -> list[int]:
@@ -367,7 +374,7 @@ class Layer:
             config.attention[index],
             rope,
             eps=shape.eps,
-            gating=config.gating,
+            gating=config.gating[index],
         )
         return cls(attention, mlp, before, between)
 
