@@ -370,6 +370,9 @@ class Draft(Protocol):
     in any chunks; the results don't depend on them. A batch's `positions` are those of its states. Its tokens are those
     at `position + lookahead`: with a look-ahead of 1 the last position waits for the token behind it, and in `propose`
     the last token is the anchor. No captures may be planned past the committed length during a `propose`.
+
+    Everything is lazy. What `propose` returns is evaluated before the caches are written again, and a row that only
+    commits has its caches' `state()` evaluated now and then, or its graph grows with the text.
     """
 
     facts: DraftFacts

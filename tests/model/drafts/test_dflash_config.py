@@ -269,6 +269,39 @@ def test_names_may_have_a_root_and_queries_keys_and_values_one_tensor(root: str)
     assert tokens.tolist() == golden["path0"].tolist()
 
 
+def test_projections_may_have_biases_and_pairs_may_be_neighbours() -> None:
+    checkpoint, target, taps = (
+        draft_checkpoint("dflash_full"),
+        target_of("dflash_full"),
+        golden_of("dflash_full")["taps"],
+    )
+
+    def states(checkpoint: MemoryCheckpoint, **changes: Any) -> np.ndarray:
+        draft = load(checkpoint.copy(**changes), target)
+        caches = draft.new_caches()
+        draft.commit(one_row([0] * 14, 0, caches), mx.array(taps[:14]))
+        return np.array(draft.forward(one_row([5, 127, 127], 14, caches)))
+
+    plain = states(checkpoint)
+    assert np.abs(states(checkpoint, rope_interleaved=True) - plain).max() > 1e-3
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+        states(checkpoint, attention_bias=True)
+    fused = MemoryCheckpoint(checkpoint.config, checkpoint.tensors)
+    for layer in range(2):
+        prefix = f"layers.{layer}.self_attn"
+        parts = {}
+        for seed, (part, rows) in enumerate({"q": 64, "k": 32, "v": 32, "o": 64}.items()):
+            bias = mx.random.normal((rows,), key=mx.random.key(seed))
+            checkpoint.tensors[f"{prefix}.{part}_proj.bias"] = parts[part] = bias
+        fused.tensors[f"{prefix}.o_proj.bias"] = parts["o"]
+        fused.tensors[f"{prefix}.qkv_proj.bias"] = mx.concatenate([parts[part] for part in "qkv"])
+        matrices = [fused.tensors.pop(f"{prefix}.{part}_proj.weight") for part in "qkv"]
+        fused.tensors[f"{prefix}.qkv_proj.weight"] = mx.concatenate([m for m in matrices if isinstance(m, mx.array)])
+    found = states(checkpoint, attention_bias=True)
+    assert np.abs(found - plain).max() > 0.1
+    np.testing.assert_array_equal(found, states(fused, attention_bias=True))
+
+
 @pytest.mark.parametrize("name", ["dflash_full", "dflash_laguna", "dflash2"])
 def test_a_packed_draft_gives_what_its_dense_matrices_give(name: str) -> None:
     how = Quantization("affine", 4, 32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from arriero.errors import CheckpointError
-from arriero.model.contract import Batch, Features, Model, Span
+from arriero.model.contract import Batch, Features, Layout, Model, Span
 from arriero.model.drafts import load_head
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.drafts.mtp_flash_next import StreamsHead
@@ -252,3 +252,26 @@ def test_images_take_the_places_of_tokens_in_the_pairs() -> None:
     batch = one_row([*ids[1:3], 0, 0, 0, *ids[6:9]], 0, head.new_caches())
     batch.features = [Features(2, rows)]
     np.testing.assert_array_equal(np.array(head.forward(batch, states)), whole(head, ids[1:9], states))
+
+
+def test_the_pairs_of_a_row_with_images_stand_where_its_layout_says() -> None:
+    name = "mtp_qwen3_5"
+    target, golden = target_of(name), golden_of(name)
+    head, ids = head_of(name, target), golden["ids"].tolist()[1:13]
+    states = target_states(target, golden["ids"].tolist())[0].for_head[:12]
+    indices = np.tile(np.arange(12, dtype=np.int32), (3, 1))
+    image = indices.copy()
+    image[:, 3:7] = [[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]]
+    image[:, 7:] -= 2
+    found = []
+    for prompt, shift in ((indices, 0), (image, -2)):
+        layout = Layout(prompt, shift)
+        whole_row = [Span(0, 12, 0, head.new_caches(), layout)]
+        found.append(np.array(head.forward(Batch(mx.array(ids, mx.int32), whole_row), states)))
+        caches, parts = head.new_caches(), []
+        for low, high in ((0, 5), (5, 6), (6, 12)):
+            part = Batch(mx.array(ids[low:high], mx.int32), [Span(0, high - low, low, caches, layout)])
+            parts.append(np.array(head.forward(part, states[low:high])))
+        np.testing.assert_array_equal(np.concatenate(parts), found[-1])
+    np.testing.assert_array_equal(found[0], whole(head, ids, states))
+    assert np.abs(found[0][3:] - found[1][3:]).max() > 1e-3

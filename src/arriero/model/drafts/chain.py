@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from arriero.model.contract import Batch, Draft, DraftFacts, Features, Model, Pick, RowCaches, Span
+from arriero.model.contract import Batch, Draft, DraftFacts, Model, Pick, RowCaches, Span
 from arriero.model.layers.decoder import arrays
 
 
@@ -73,10 +73,3 @@ def rewind(caches: RowCaches | Any, offset: int) -> None:
     for cache in caches:
         if cache is not None and not cache.rewind(offset):
             raise ValueError(f"a draft's cache at {cache.offset} can't go back to {offset}")
-
-
-def placed(rows: mx.array, features: Iterable[Features]) -> mx.array:
-    """Embedding rows `[T, hidden]` with those of images in their places."""
-    for feature in features:
-        rows = mx.slice_update(rows, feature.rows.astype(rows.dtype), mx.array([feature.start, 0]), axes=(0, 1))
-    return rows

@@ -11,7 +11,8 @@ from arriero.errors import CheckpointError
 from arriero.model.architectures.qwen3_5 import Config, Layer, gains_are_baked, load_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, DraftFacts, Model, RowCaches
-from arriero.model.drafts.chain import ChainedHead, placed
+from arriero.model.drafts.chain import ChainedHead
+from arriero.model.layers.embedding import put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope
@@ -140,7 +141,9 @@ class Head(ChainedHead):
         return [cache]
 
     def forward(self, batch: Batch, states: mx.array) -> mx.array:
-        rows = placed(self.target.embed(batch.tokens), batch.features)
+        rows = self.target.embed(batch.tokens)
+        if batch.features:
+            rows = put_features(rows, batch.features)
         both = mx.concatenate([self.token_norm(rows), self.state_norm(states)], axis=-1)
         return self.norm(self.layer(self.fc(both), batch, 0))
 
