@@ -216,9 +216,9 @@ class TestRefused:
 
 
 class TestGoingBack:
-    """Offsets inside a block of index keys, inside an n-gram, beside a boundary (at 11 and 20), in the conv's reach."""
+    """Any offset: inside a block of index keys or an n-gram, beside a boundary (11, 20), in a convolution's reach."""
 
-    OFFSETS = (1, 2, 3, 4, 5, 7, 10, 11, 12, 13, 14, 18, 19, 20, 21, 22, 23, 24, 29, 33, 38, 39)
+    OFFSETS = tuple(range(1, 40))
 
     @staticmethod
     def follow(model: Model, caches: Sequence[Any], ids: Sequence[int], position: int) -> np.ndarray:
@@ -257,9 +257,11 @@ class TestGoingBack:
                 assert cache.offset == offset
             np.testing.assert_array_equal(self.follow(model, fresh, ids[offset:], offset), expected[offset:])
 
-    def test_a_row_goes_back_and_takes_another_way(self) -> None:
-        model = golden()
-        for offset in (9, 10, 11, 12, 13, 21, 22, 23, 24, 38, 39):
+    @pytest.mark.parametrize("name", ["qwen4_exp", "qwen4_exp_two_tables"])
+    def test_a_row_goes_back_to_any_offset_and_takes_another_way(self, name: str) -> None:
+        model = golden(name)
+        other = IDS[5:14]
+        for offset in self.OFFSETS:
             rows = Rows(model)
             for cache in rows.caches[0]:
                 assert cache is not None
@@ -269,9 +271,52 @@ class TestGoingBack:
                 assert cache is not None
                 (snapshot,) = cache.take()
                 assert cache.rewind(offset, snapshot)
-            other = IDS[5:25]
             found = self.follow(model, rows.caches[0], other, offset)
             np.testing.assert_array_equal(found, whole(model, IDS[:offset] + other)[offset:])
+
+    @pytest.mark.parametrize("name", ["qwen4_exp", "qwen4_exp_two_tables"])
+    def test_one_snapshot_of_keys_is_cut_at_any_offset(self, name: str) -> None:
+        """What a tree of prefixes does where two prompts part: also between the tokens of one block."""
+        model = golden(name)
+        rows = Rows(model)
+        for cache in rows.caches[0]:
+            assert cache is not None
+            cache.plan(self.OFFSETS)
+        rows.logits([IDS])
+        states = [cache.take() for cache in rows.caches[0] if cache is not None]
+        ends = [cache.snapshot() for cache in rows.caches[0] if cache is not None]
+        for i, offset in enumerate(self.OFFSETS):
+            fresh = model.new_caches()
+            for cache, captured, whole_row in zip(fresh, states, ends, strict=True):
+                assert cache is not None
+                assert whole_row is not None
+                held, _ = cache.split(whole_row, offset) if isinstance(cache, KVCache) else (captured[i], None)
+                assert held is not None
+                assert cache.restore(held)
+                assert cache.offset == offset
+            other = IDS[20:29]
+            found = self.follow(model, fresh, other, offset)
+            np.testing.assert_array_equal(found, whole(model, IDS[:offset] + other)[offset:])
+
+    def test_a_draft_of_any_length_is_taken_back_again_and_again(self) -> None:
+        """Rewinding by 1 to 5 tokens while the row goes on, across the ends of blocks."""
+        model = golden()
+        rows = Rows(model)
+        kept: list[int] = []
+        for turn in range(12):
+            position, wrong = len(kept), 1 + turn % 5
+            for cache in rows.caches[0]:
+                assert cache is not None
+                cache.plan([position + 1])
+            ids = [IDS[position], *IDS[30 : 30 + wrong]]
+            logits = self.follow(model, rows.caches[0], ids, position)
+            kept.append(IDS[position])
+            np.testing.assert_array_equal(logits[0], whole(model, kept)[-1])
+            for cache in rows.caches[0]:
+                assert cache is not None
+                (snapshot,) = cache.take()
+                assert cache.rewind(position + 1, snapshot)
+        np.testing.assert_array_equal(self.follow(model, rows.caches[0], IDS[12:], 12), whole(model, IDS)[12:])
 
     def test_every_kind_of_memory_is_counted(self) -> None:
         model = golden()
