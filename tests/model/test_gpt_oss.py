@@ -9,10 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models
 
-from arriero.create.create import create
-from arriero.create.request import CreateRequest
 from arriero.errors import CheckpointError
 from arriero.model.architectures import load_model
 from arriero.model.architectures.gpt_oss import Config
@@ -21,9 +18,8 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import Linear
 from arriero.model.quantization import Quantization
 from arriero.model.weight import Weight
-from arriero.store.store import Store
-from tests.helpers.checkpoint_folder import upload
 from tests.helpers.forward import chunked, whole
+from tests.helpers.golden_store import create_golden
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, dequantize, quantize
 from tests.helpers.rewinds import rewinds_continue, snapshots_continue
 
@@ -139,22 +135,8 @@ def test_a_rewind_to_every_offset_continues_with_the_same_bits(name: str) -> Non
     rewinds_continue(load_model(golden(name).typed(), mx.float32), ids(name)[:12])
 
 
-def small_tokenizer() -> str:
-    """Ninety tokens of one character."""
-    tokenizer = Tokenizer(models.BPE(vocab={chr(33 + i): i for i in range(90)}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    return str(tokenizer.to_str())
-
-
 def test_a_stored_model_keeps_its_blocks(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    folder.mkdir()
-    for file in ("config.json", "model.safetensors"):
-        (folder / file).write_bytes((GOLDENS / "gpt_oss_mxfp4" / file).read_bytes())
-    (folder / "tokenizer.json").write_text(small_tokenizer())
-    (folder / "tokenizer_config.json").write_text("{}")
-    store = Store(tmp_path / "store")
-    stored = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None)
+    stored = create_golden(tmp_path, GOLDENS / "gpt_oss_mxfp4")
     found = whole(load_model(Checkpoint.open(stored.source()), mx.float32), ids("gpt_oss_mxfp4"))
     np.testing.assert_array_equal(found, logits(golden("gpt_oss_mxfp4"), "gpt_oss_mxfp4"))
 

@@ -15,11 +15,13 @@ import pytest
 from arriero.errors import CheckpointError
 from arriero.model.architectures import load_model
 from arriero.model.architectures.nemotron_h import read_limits
+from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
 from arriero.model.quantization import Quantization
 from arriero.model.weight import Weight
 from arriero.runner.caches import RecurrentCache
 from tests.helpers.forward import Rows, chunked, whole
+from tests.helpers.golden_store import create_golden
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, quantize
 from tests.helpers.rewinds import held, rewinds_continue, snapshots_continue
 
@@ -115,6 +117,20 @@ def test_a_stray_tensor_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     checkpoint.tensors["backbone.layers.0.mixer.extra"] = mx.zeros(1)
     load_model(checkpoint.typed(), mx.float32)
     assert "1 tensors of the checkpoint: backbone.layers.*.mixer.extra" in caplog.text
+
+
+def test_a_configuration_with_a_bare_infinity_is_imported(tmp_path: Path) -> None:
+    """As Nemotron 3's is published, though JSON has no such number."""
+
+    def bare(text: str) -> str:
+        return re.sub(r"\{\s*\"__float__\": \"Infinity\"\s*\}", "Infinity", text)
+
+    stored = create_golden(tmp_path, GOLDENS / "nemotron_h", bare)
+    checkpoint = Checkpoint.open(stored.source())
+    assert checkpoint.config["time_step_limit"] == [0.0, math.inf]
+    found = whole(load_model(checkpoint, mx.float32), ids("nemotron_h"))
+    np.testing.assert_array_equal(found, logits(golden("nemotron_h"), "nemotron_h"))
+    assert stored.details.family == "nemotron_h"
 
 
 class TestConfiguration:

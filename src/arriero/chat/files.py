@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from arriero.errors import CheckpointError
+from arriero.formats import json_text
 from arriero.formats.gguf import GGUFFile
 from arriero.formats.safetensors_folder import open_folder
 from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
@@ -74,7 +75,7 @@ class TextFiles:
         if name not in self._parsed:
             data = self.bytes(name)
             try:
-                value = {} if data is None else msgspec.json.decode(data)
+                value = {} if data is None else json_text.decode(data)
             except (msgspec.DecodeError, RecursionError) as error:
                 raise CheckpointError(f"{name} is not valid JSON: {error}") from error
             if not isinstance(value, dict):

@@ -180,11 +180,12 @@ def _inside(path: Path, folder: Path) -> Path:
 
 def _check_early(files: Mapping[str, Path]) -> None:
     """Refuse an unknown architecture and a damaged GGUF header now; the rest is the server's to check."""
+    from arriero.formats import json_text
     from arriero.model.architectures import check_config
 
     if "config.json" in files:
         try:
-            config = msgspec.json.decode(files["config.json"].read_bytes(), type=dict[str, Any])
+            config = json_text.decode(files["config.json"].read_bytes(), dict[str, Any])
         except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidRequest(f"{files['config.json']} is not a JSON object: {error}") from None
         check_config(config)

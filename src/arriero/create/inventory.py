@@ -15,6 +15,7 @@ import msgspec
 
 from arriero.create.kinds import refuse, sniff
 from arriero.errors import CheckpointError, InvalidRequest
+from arriero.formats import json_text
 from arriero.formats.safetensors import SafetensorsFile
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def _json(name: str, path: Path) -> Any:
         raise refuse(name, kind)
     _check_size(name, path)
     try:
-        return msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        return json_text.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{name} is not valid JSON: {error}") from None
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from arriero.errors import CheckpointError, NotFound, StoreError, UnsupportedFeature
+from arriero.formats import json_text
 from arriero.formats.gguf import GGUFFile, Metadata
 from arriero.source import GGUFSource, LayersSource, ModelSource
 from arriero.store import manifests
@@ -227,7 +228,7 @@ class StoredModel:
 
     def _json(self, layer: Layer, kind: Any, what: str) -> Any:
         try:
-            return msgspec.json.decode(self.read(layer, limit=TEXT_LIMIT), type=kind)
+            return json_text.decode(self.read(layer, limit=TEXT_LIMIT), kind)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise StoreError(f"the {what} of model '{self.name}' cannot be read: {error}") from None
 
