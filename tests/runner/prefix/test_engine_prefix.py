@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 
+import mlx.core as mx
 import pytest
 
+from arriero.model.contract import Batch, Span
 from arriero.runner.messages import Failed
+from arriero.runner.prefix.keys import row_keys
+from arriero.runner.prefix.store import PrefixStore
 from tests.helpers.engine_runs import collect, make_engine, plain_loop, run, submit
 from tests.helpers.tiny_model import VOCAB, TinyModel
 
@@ -165,6 +169,23 @@ def test_nothing_of_a_failed_row_is_found_again(model, monkeypatch):
     reply = run(engine)["after"]
     assert reply.tokens == plain_loop(model, prompt, 3)
     assert reply.end.cached_tokens <= 120
+
+
+def test_what_shares_memory_with_a_failed_row_is_forgotten(model):
+    store = PrefixStore(model, PLENTY)
+    tokens_of = {"kept": tokens(1, 40), "failed": [*tokens(1, 40), *tokens(2, 40)]}
+    caches = {}
+    for name, prompt in tokens_of.items():
+        reuse = store.begin(row_keys([*prompt, 0]))
+        caches[name] = reuse
+        new = prompt[reuse.offset :]
+        model.forward(Batch(mx.array(new, mx.int32), [Span(0, len(new), reuse.offset, reuse.caches)]))
+        if name == "kept":
+            store.close(reuse, row_keys(prompt))
+    store.share(caches["failed"], row_keys(tokens_of["failed"]))
+    assert store.known(row_keys(tokens_of["failed"])) > 0
+    store.abandon(caches["failed"])
+    assert store.known(row_keys(tokens_of["failed"])) == 0
 
 
 def test_a_broken_prefix_is_reported_with_what_is_stored_instead(model):
