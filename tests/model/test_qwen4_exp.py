@@ -22,7 +22,7 @@ from arriero.model.architectures import load_model
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Model, Span
+from arriero.model.contract import Batch, Layout, Model, Span
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches import KVCache
 from arriero.source import FolderSource
@@ -395,6 +395,41 @@ def test_indexed_and_plain_attention_agree_up_to_where_blocks_can_be_missed(tmp_
     )
     np.testing.assert_array_equal(sparse[:11], dense[:11])
     assert np.abs(sparse[11:] - dense[11:]).max() > 1e-3
+
+
+class TestPlacesOfImages:
+    """Positions on three axes, which images give; a block of keys has that of its first token."""
+
+    @staticmethod
+    def logits(model: Model, layout: Layout | None, sizes: Sequence[int]) -> np.ndarray:
+        caches, parts, start = model.new_caches(), [], 0
+        for turn in range(len(IDS)):
+            ids = IDS[start : start + sizes[turn % len(sizes)]]
+            if not ids:
+                break
+            batch = Batch(mx.array(ids, mx.int32), [Span(0, len(ids), start, caches, layout)])
+            parts.append(np.array(model.logits(model.forward(batch).final)))
+            start += len(ids)
+        return np.concatenate(parts)
+
+    def test_axes_that_agree_give_the_bits_of_text(self) -> None:
+        model = golden()
+        layout = Layout(np.tile(np.arange(25, dtype=np.int32), (3, 1)), 0)
+        np.testing.assert_array_equal(self.logits(model, layout, (40,)), whole(model, IDS))
+
+    @pytest.mark.parametrize("sizes", [(1,), (7, 1, 13), (17, 1, 9, 2)])
+    def test_a_block_may_begin_in_an_image_that_came_in_an_earlier_chunk(self, sizes: tuple[int, ...]) -> None:
+        model = golden()
+        # Three tokens of text, an image of 3 × 6 places, text again.
+        rows, columns = np.divmod(np.arange(18, dtype=np.int32), 6)
+        image = np.stack([np.full(18, 3), 3 + rows, 3 + columns]).astype(np.int32)
+        prompt = np.concatenate([np.tile(np.arange(3), (3, 1)), image, np.tile(np.arange(9, 13), (3, 1))], axis=1)
+        layout = Layout(prompt.astype(np.int32), 13 - 25)
+        expected = self.logits(model, layout, (40,))
+        np.testing.assert_array_equal(self.logits(model, layout, sizes), expected)
+        other = prompt.copy()
+        other[1, 8] += 4
+        assert np.abs(self.logits(model, Layout(other.astype(np.int32), 13 - 25), (40,)) - expected).max() > 1e-4
 
 
 class TestLongPrompts:

@@ -158,11 +158,13 @@ class Indexer:
         key = ("block starts", id(self.rope), self.config.block)
         if key not in batch.memo:
             block = self.config.block
-            starts = [
-                span.position // block * block + np.arange(count, dtype=np.int32) * block
-                for span, count in zip(batch.spans, counts, strict=True)
-            ]
-            batch.memo[key] = mx.array(self.rope.table(np.concatenate(starts)))
+            tables = []
+            for span, count in zip(batch.spans, counts, strict=True):
+                starts = span.position // block * block + np.arange(count, dtype=np.int32) * block
+                # A block that begins in an image, perhaps in an earlier forward, has the place of that token.
+                layout = span.layout
+                tables.append(self.rope.table(starts) if layout is None else self.rope.axes_table(layout.at(starts)))
+            batch.memo[key] = mx.array(np.concatenate(tables))
         table: mx.array = batch.memo[key]
         return table
 
