@@ -93,7 +93,7 @@ def load(checkpoint: Checkpoint) -> Any:
 
 
 def per_token(checkpoint: Checkpoint, model: Any) -> tuple[float, float, int]:
-    """Bytes of weights that a decoded token reads, multiplications that it takes, and bytes from the host."""
+    """Bytes of weights that a decoded token reads, a prompt token's multiplications, and bytes from the host."""
     read, products = 0.0, 0.0
     sparse = model.config.sparse
     for info in map(checkpoint.info, checkpoint.names()):
@@ -101,7 +101,9 @@ def per_token(checkpoint: Checkpoint, model: Any) -> tuple[float, float, int]:
             continue
         share = sparse.top_k / sparse.experts if ".experts." in info.name else 1
         read += info.nbytes * share
-        products += math.prod(info.shape) * share if len(info.shape) == 2 else 0
+        # The head computes one token of a prompt.
+        if len(info.shape) == 2 and not info.name.startswith("lm_head"):
+            products += math.prod(info.shape) * share
     ngrams = next(layer.ngrams for layer in model.layers if layer.ngrams is not None)
     return read, products, ngrams.table.files.row_bytes * ngrams.config.rows_per_token
 
