@@ -501,6 +501,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     **golden_hybrids.MODELS,
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+    ),
 }
 
 

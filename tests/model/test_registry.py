@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from arriero.errors import UnsupportedArchitecture
+from arriero.model import gguf_config
 from arriero.model.architectures import ARCHITECTURES, MODEL_TYPES, check_config, known_architectures
+
+GOLDENS = Path(__file__).parent / "goldens"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def test_the_first_known_name_wins() -> None:
@@ -67,6 +74,18 @@ def test_every_architecture_has_a_file_that_builds_a_model() -> None:
     for file in set(ARCHITECTURES.values()):
         module = importlib.import_module(f"arriero.model.architectures.{file}")
         assert callable(module.Model.load)
+
+
+def test_every_file_has_a_golden() -> None:
+    goldens = [json.loads(path.read_text()) for path in GOLDENS.glob("*/config.json")]
+    assert {ARCHITECTURES[check_config(config)] for config in goldens} == set(ARCHITECTURES.values())
+
+
+def test_the_table_of_models_is_the_list() -> None:
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `")]
+    named = {name: re.findall(r"[\w-]+", row[3])[0] for row in rows for name in re.findall(r"`([\w-]+)`", row[0])}
+    assert named == ARCHITECTURES
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row[1])} == set(gguf_config.ARCHITECTURES)
 
 
 def test_asking_loads_no_array_library() -> None:

@@ -37,6 +37,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     "Cohere2ForCausalLM": ("cohere2", "cohere2"),
     "Cohere2MoeForCausalLM": ("cohere2", "cohere2_moe"),
     "LagunaForCausalLM": ("laguna", "laguna"),
+    "GraniteForCausalLM": ("granite", "granite"),
     "NemotronHForCausalLM": ("nemotron_h", "nemotron_h"),
     "GptOssForCausalLM": ("gpt_oss", "gpt_oss"),
     "DeepseekV2ForCausalLM": ("deepseek_v3", "deepseek_v2"),
