@@ -40,7 +40,7 @@ struct Work {
   char* y;
   const float* angles;
   int rows, hidden, rot, type;
-  bool interleaved;
+  bool interleaved, fast;
   size_t normed, row, q, total;  // places in the task's memory
 
   void rotate(const char* from, char* to, int heads, const float* by) const {
@@ -73,11 +73,7 @@ struct Work {
     char* room = (char*)scratch(kLayer, total);
     const char* in = x;
     if (w.before) w.before.run(x, room + normed, rows, type), in = room + normed;
-    size_t column = 0;
-    for (const Step& s : w.qkv) {
-      s.run(in, rows, type, room + row + column * es, width);
-      column += s.width();
-    }
+    run_steps(w.qkv, in, rows, type, room + row, width, fast);
     auto token = [&](int t) {
       size_t i = 0;
       while (t >= spans[i].first + spans[i].queries) i++;
@@ -93,7 +89,7 @@ struct Work {
     a.q = room + q, a.o = room + row;  // the product's rows are used up
     table().attention(a);
     char* to = w.after ? room + normed : y;
-    w.out[0].run(a.o, rows, type, to, w.out[0].width());
+    run_steps(w.out, a.o, rows, type, to, w.out[0].width(), fast);
     if (w.after) w.after.run(to, y, rows, type);
   }
 };
@@ -134,6 +130,8 @@ Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::arr
   if (n == 0 || buffers.size() != 2 * n || positions.size() != n || bases.size() != n)
     bad("one length, position, base and pair of buffers is needed per span");
   if (x.ndim() != 2 || !is_float(x.dtype()) || x.shape(1) != shape.qkv[0].columns) bad("x must be [T, hidden] floats");
+  for (const Matrix& m : shape.qkv) m.check("attention_part", x.dtype());
+  shape.out.check("attention_part", x.dtype());
   if (angles && (angles->ndim() != 3 || angles->shape(0) != x.shape(0) || angles->shape(2) != 2 ||
                  angles->dtype() != mx::float32 || 2 * angles->shape(1) > shape.head_dim))
     bad("angles must be float32 [T, R / 2, 2]");
@@ -172,7 +170,7 @@ Arrays AttentionPart::operator()(const mx::array& x, const std::optional<mx::arr
     w.rows = in[0].shape(0), w.hidden = in[0].shape(1), w.type = type_of(in[0].dtype());
     w.x = in[0].data<char>(), w.y = out[0].data<char>();
     if (first == 2) w.angles = in[1].data<float>(), w.rot = 2 * in[1].shape(1);
-    w.interleaved = shape.interleaved;
+    w.interleaved = shape.interleaved, w.fast = !shape.exact && w.rows >= kFastRows;
     w.spans = spans;
     for (size_t i = 0; i < spans.size(); i++) {
       const auto &k = out[1 + 2 * i], &v = out[2 + 2 * i];

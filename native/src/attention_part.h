@@ -16,6 +16,7 @@ struct AttentionShape {
   float scale, softcap;  // softcap 0: none
   int window;            // 0: none
   bool interleaved;
+  bool exact;
 };
 struct AttentionSteps;
 // The weights as arrays, and as pointers from when they are computed.

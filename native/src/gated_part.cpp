@@ -30,7 +30,7 @@ struct Work {
   const char *x, *branch;
   char* y;
   int rows, hidden, type;
-  bool gelu;
+  bool gelu, fast;
   size_t sum, normed, both, product, total;  // places in the task's memory
 
   void operator()() const {
@@ -40,16 +40,12 @@ struct Work {
     for (int m = 0; m < rows; m += kBlock) {
       const int n = std::min(rows - m, kBlock);
       w.before.run_sum(x + m * line, branch + m * line, room + sum, room + normed, n, type);
-      size_t column = 0;
-      for (const Step& s : w.gate_up) {
-        s.run(room + normed, n, type, room + both + column * es, wide);
-        column += s.width();
-      }
+      run_steps(w.gate_up, room + normed, n, type, room + both, wide, fast);
       Glu g{};
       g.gate = room + both, g.up = room + both + wide / 2 * es, g.y = room + product;
       g.rows = n, g.n = wide / 2, g.ldg = g.ldu = wide, g.xt = type, g.gelu = gelu;
       table().glu(g);
-      w.down[0].run(room + product, n, type, room + normed, hidden);
+      run_steps(w.down, room + product, n, type, room + normed, hidden, fast);
       if (w.after) w.after.run(room + normed, room + normed, n, type);
       add(room + sum, room + normed, y + m * line, n, hidden, type);
     }
@@ -80,6 +76,8 @@ GatedPart::GatedPart(GatedShape shape)
 mx::array GatedPart::operator()(const mx::array& x, const mx::array& branch) const {
   if (x.ndim() != 2 || !is_float(x.dtype()) || x.shape(1) != weights_->shape.down.rows) bad("x must be [T, hidden] floats");
   if (branch.shape() != x.shape() || branch.dtype() != x.dtype()) bad("x and branch disagree");
+  for (const Matrix& m : weights_->shape.gate_up) m.check("gated_part", x.dtype());
+  weights_->shape.down.check("gated_part", x.dtype());
   Arrays in{x, branch};
   auto& steps = weights_->steps;
   if (!steps && settled(weights_->arrays))
@@ -93,7 +91,7 @@ mx::array GatedPart::operator()(const mx::array& x, const mx::array& branch) con
     w.weights = weights;
     w.rows = in[0].shape(0), w.hidden = in[0].shape(1), w.type = type_of(in[0].dtype());
     w.x = in[0].data<char>(), w.branch = in[1].data<char>(), w.y = out[0].data<char>();
-    w.gelu = weights->shape.gelu;
+    w.gelu = weights->shape.gelu, w.fast = !weights->shape.exact && w.rows >= kFastRows;
     const size_t row = (size_t)std::min(w.rows, kBlock) * bytes_of(w.type);
     Room room;
     w.sum = room.take(row * w.hidden);

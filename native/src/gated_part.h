@@ -12,6 +12,7 @@ struct GatedShape {
   Matrix down;
   std::optional<Gain> after;
   bool gelu;
+  bool exact;
 };
 struct GatedSteps;
 // The weights as arrays, and as pointers from when they are computed.

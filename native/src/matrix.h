@@ -5,23 +5,26 @@
 
 #include "call.h"
 #include "kernels.h"
+#include "packed_array.h"
 
 namespace arriero {
 
-struct Quant {
-  int format, bits, group;
-  bool exact;
-};
-
-// A matrix with its scales, the additive bias of its layer, and nothing computed yet.
+// A matrix with the scale and the additive bias of its layer, and nothing computed yet.
 struct Matrix {
+  Matrix(const PackedArray& packed, const std::optional<mx::array>& global_scale, const std::optional<mx::array>& bias,
+         bool exact);
   Matrix(const mx::array& w, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
          int group_size, int bits, const std::string& mode, const std::optional<mx::array>& global_scale,
          const std::optional<mx::array>& bias);
+  void check(const char* where, mx::Dtype x) const;  // whether activations of this type suit it
   Arrays arrays;
   Quant quant;
+  std::optional<PackedArray> packed;
   int rows, columns;  // [rows, columns], unpacked
   bool scaled, shifted;  // whether there is a global scale, a bias
+
+ private:
+  void add_rest(const std::optional<mx::array>& global_scale, const std::optional<mx::array>& bias);
 };
 // A norm's gain and epsilon.
 using Gain = std::pair<mx::array, float>;
@@ -30,15 +33,24 @@ using Gain = std::pair<mx::array, float>;
 class Step {
  public:
   Step(const Matrix& m, const Arrays& in, size_t& at);  // takes its arrays from `at` on
-  void run(const void* x, int rows, int type, void* y, size_t ldy) const;
+  void run(const void* x, int rows, int type, void* y, size_t ldy) const;  // unless packed
   int width() const { return p_.N; }
+  bool packed() const { return packed_.data != nullptr; }
+  PackedProduct product(void* y, size_t ldy) const;  // if packed
+  int inner() const { return p_.K; }
+  bool exact() const { return p_.exact; }
 
  private:
   Product p_;
+  Packed packed_{};
+  int bias_type_ = F32;
   const float* scale_ = nullptr;
   bool by_row_ = false;
   const void* bias_ = nullptr;
 };
+// The products of the same x, side by side in y's rows: those of packed weights in one parallel region. fast allows
+// 7-bit activations, as does a matrix that is not exact.
+void run_steps(const std::vector<Step>& steps, const void* x, int rows, int type, void* y, size_t ldy, bool fast);
 class NormStep {
  public:
   NormStep() = default;

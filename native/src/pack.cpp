@@ -1,6 +1,8 @@
 // Packing of MLX's row-major quantised layout into strips, and single rows out of them.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "packed.h"
 #include "pool.h"
@@ -106,7 +108,7 @@ int code_at(const Packed& p, const uint8_t* block, int column, int k) {
   return code;
 }
 void pack_strip(const Packed& p, const Rowwise& from, size_t first, int columns, uint8_t* to) {
-  const int block = block_of(p), G = p.K / p.group, bytes = block * p.bits / 8;
+  const int block = block_of(p), G = p.K / p.group;
   const size_t wrow = (size_t)p.K * p.bits / 8, es = bytes_of(p.st);
   if (columns < kStrip) std::memset(to, 0, packed_strip(p));
   for (int g = 0; g < G; g++, to += packed_group(p)) {
@@ -123,7 +125,6 @@ void pack_strip(const Packed& p, const Rowwise& from, size_t first, int columns,
       if (p.biased) std::memcpy(scales + (kStrip + c) * es, (const char*)from.biases + at, es);
     }
   }
-  (void)bytes;
 }
 
 }  // namespace
@@ -182,6 +183,31 @@ void packed_rows(const Packed& p, const int* ids, int M, float gscale, void* y, 
     for (int m = 0; m < M; m++) row(m);
   else
     parallel(M, row);
+}
+
+
+void packed_experts(const PackedJob& job, const int* index, int rows, int per_x) {
+  const PackedProduct& p = job.products[0];
+  const int E = p.w.experts;
+  std::vector<int> start(E + 1), x(rows), y(rows);
+  const size_t line = (size_t)p.w.N * bytes_of(job.type);
+  for (int i = 0; i < rows; i++)
+    if (index[i] >= 0 && index[i] < E) start[index[i] + 1]++;
+    else std::memset((char*)p.y + i * line, 0, line);
+  for (int i = 0; i < E; i++) start[i + 1] += start[i];
+  std::vector<int> at(start.begin(), start.end() - 1);
+  for (int i = 0; i < rows; i++) {
+    if (index[i] < 0 || index[i] >= E) continue;
+    const int o = at[index[i]]++;
+    x[o] = i / per_x, y[o] = i;
+  }
+  std::vector<Segment> used;
+  for (int i = 0; i < E; i++)
+    if (start[i + 1] > start[i]) used.push_back({i, start[i], start[i + 1] - start[i]});
+  if (used.empty()) return;
+  PackedJob all = job;
+  all.M = rows, all.segments = used.data(), all.nsegments = (int)used.size(), all.xrows = x.data(), all.yrows = y.data();
+  packed_run()(all);
 }
 
 }  // namespace arriero

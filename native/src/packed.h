@@ -14,7 +14,8 @@
 
 namespace arriero {
 
-constexpr int kStrip = 16;  // columns
+constexpr int kStrip = 16;     // columns
+constexpr int kFastRows = 13;  // the fast setting is for so many rows and more
 
 struct Packed {
   int format, bits, group;
@@ -53,6 +54,8 @@ struct PackedProduct {
   const float* gscales;     // one per expert, or null
   void* y;
   size_t ldy;
+  const void* bias;  // one per column, added after the rounding to y's type, or null
+  int bias_type;
 };
 struct Segment {  // rows that take the same matrix
   int expert, first, rows;
@@ -61,7 +64,7 @@ struct PackedJob {
   const void* x;
   int type;  // of x and y
   int M, K;
-  bool exact;
+  bool exact;  // false: 7-bit activations where the set has them and x is not of 32 bits
   const PackedProduct* products;
   int n;
   // Without segments every row takes the (only) matrix. With them, row i of the list reads x[xrows[i]] and writes
@@ -70,6 +73,8 @@ struct PackedJob {
   int nsegments;
   const int *xrows, *yrows;
 };
+// Rows with the experts that index names: row i reads x[i / per_x]; zeros where there is no such expert.
+void packed_experts(const PackedJob& job, const int* index, int rows, int per_x);
 using PackedRun = void (*)(const PackedJob&);
 PackedRun packed_run();  // of the chosen instruction set
 

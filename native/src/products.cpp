@@ -24,24 +24,6 @@ bool known(int format, int bits, int group) {
   }
   return false;
 }
-// lead: axes of w before [N, packed K]
-Quant check_weights(const char* f, long long K, const mx::array& w, const mx::array& scales,
-                    const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
-                    size_t lead) {
-  const int format = format_of(mode);
-  if (!known(format, bits, group))
-    bad(f, "unsupported format: " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group));
-  if (w.ndim() != lead + 2 || w.dtype() != mx::uint32)
-    bad(f, "w must be uint32 with " + std::to_string(lead + 2) + " axes");
-  if (K % group || (long long)w.shape(-1) * 32 != K * bits) bad(f, "x and w disagree about the inner size");
-  if ((format == AFFINE) != biases.has_value()) bad(f, "biases go with mode 'affine', and only with it");
-  auto shape = w.shape();
-  shape.back() = (int)(K / group);
-  if (scales.shape() != shape || (biases && biases->shape() != shape)) bad(f, "scales or biases have the wrong shape");
-  if (format == AFFINE ? !is_float(scales.dtype()) || scales.dtype() != biases->dtype() : scales.dtype() != mx::uint8)
-    bad(f, "scales (and biases) have the wrong dtype");
-  return {format, bits, group, exact};
-}
 Quant check(const char* f, const mx::array& x, const mx::array& w, const mx::array& scales,
             const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
             size_t lead) {
@@ -107,13 +89,36 @@ mx::array experts_call(const char* label, const mx::array& x, const mx::array& w
   shape.push_back(w.shape(-2));
   return mx::array(shape, x.dtype(), call, std::move(in));
 }
-mx::array as_scale(const char* f, const mx::array& g, int n) {
+
+}  // namespace
+
+// lead: axes of w before [N, packed K]
+Quant check_weights(const char* f, long long K, const mx::array& w, const mx::array& scales,
+                    const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
+                    size_t lead) {
+  const int format = format_of(mode);
+  if (!known(format, bits, group))
+    bad(f, "unsupported format: " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group));
+  if (w.ndim() != lead + 2 || w.dtype() != mx::uint32)
+    bad(f, "w must be uint32 with " + std::to_string(lead + 2) + " axes");
+  if (K % group || (long long)w.shape(-1) * 32 != K * bits) bad(f, "x and w disagree about the inner size");
+  if ((format == AFFINE) != biases.has_value()) bad(f, "biases go with mode 'affine', and only with it");
+  auto shape = w.shape();
+  shape.back() = (int)(K / group);
+  if (scales.shape() != shape || (biases && biases->shape() != shape)) bad(f, "scales or biases have the wrong shape");
+  if (format == AFFINE ? !is_float(scales.dtype()) || scales.dtype() != biases->dtype() : scales.dtype() != mx::uint8)
+    bad(f, "scales (and biases) have the wrong dtype");
+  return {format, bits, group, exact};
+}
+mx::array scale_input(const char* f, const mx::array& g, int n) {
   if ((int)g.size() != n) bad(f, "global_scale must hold " + std::to_string(n) + " value(s)");
   return mx::astype(g, mx::float32, cpu_stream());
 }
 
-}  // namespace
-
+bool packable(const std::string& mode, int bits, int group_size) {
+  const int format = format_of(mode);
+  return format != MXFP8 && known(format, bits, group_size);
+}
 bool supports(const std::string& mode, int bits, int group_size, mx::Dtype x) {
   return is_float(x) && known(format_of(mode), bits, group_size);
 }
@@ -125,7 +130,7 @@ mx::array quantized_matmul(const mx::array& x, const mx::array& w, const mx::arr
   Arrays in{x, w, scales};
   if (biases) in.push_back(*biases);
   if (global_scale)
-    in.push_back(as_scale("quantized_matmul", *global_scale, global_scale->size() > 1 ? w.shape(0) : 1));
+    in.push_back(scale_input("quantized_matmul", *global_scale, global_scale->size() > 1 ? w.shape(0) : 1));
   return product_call("ArrieroQuantizedMatmul", x, w, std::move(in), q, global_scale.has_value());
 }
 
@@ -145,7 +150,7 @@ mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& sc
   if (global_scale) {
     auto g = *global_scale;
     if (g.size() == 1) g = mx::broadcast_to(mx::reshape(g, {1}, cpu_stream()), {w.shape(0)}, cpu_stream());
-    in.push_back(as_scale("gather_qmm", g, w.shape(0)));
+    in.push_back(scale_input("gather_qmm", g, w.shape(0)));
   }
   return experts_call("gather_qmm", x, w, std::move(in), q, indices, global_scale.has_value());
 }
@@ -156,30 +161,6 @@ mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& ind
     bad("gather_mm", "x [T, K] and w [E, N, K] disagree");
   Arrays in{x, w, mx::astype(indices, mx::int32, cpu_stream())};
   return experts_call("gather_mm", x, w, std::move(in), Quant{DENSE, 0, 1, true}, indices, false);
-}
-
-Matrix::Matrix(const mx::array& w, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
-               int group_size, int bits, const std::string& mode, const std::optional<mx::array>& global_scale,
-               const std::optional<mx::array>& bias)
-    : arrays{w}, scaled(global_scale), shifted(bias) {
-  if (w.ndim() != 2) bad("matrix", "w must have two axes");
-  rows = w.shape(0);
-  if (scales) {
-    if (bits < 1) bad("matrix", "no number of bits");
-    columns = (int)((long long)w.shape(1) * 32 / bits);
-    quant = check_weights("matrix", columns, w, *scales, biases, group_size, bits, mode, true, 0);
-    arrays.push_back(*scales);
-    if (biases) arrays.push_back(*biases);
-  } else {
-    if (!is_float(w.dtype()) || biases) bad("matrix", "a dense matrix holds floats, and no scales");
-    columns = w.shape(1);
-    quant = Quant{DENSE, 0, 1, true};
-  }
-  if (scaled) arrays.push_back(as_scale("matrix", *global_scale, global_scale->size() > 1 ? rows : 1));
-  if (shifted) {
-    if (!is_float(bias->dtype()) || bias->ndim() != 1 || bias->shape(0) != rows) bad("matrix", "bias does not fit");
-    arrays.push_back(*bias);
-  }
 }
 
 mx::array take_rows(const mx::array& w, const mx::array& scales, const std::optional<mx::array>& biases,
@@ -193,7 +174,7 @@ mx::array take_rows(const mx::array& w, const mx::array& scales, const std::opti
   Arrays in{w, scales};
   if (biases) in.push_back(*biases);
   in.push_back(mx::astype(ids, mx::int32, cpu_stream()));
-  if (global_scale) in.push_back(as_scale(f, *global_scale, 1));
+  if (global_scale) in.push_back(scale_input(f, *global_scale, 1));
   auto call = std::make_shared<Call>(cpu_stream(), "ArrieroTakeRows");
   call->plan = [q, K, scaled = global_scale.has_value()](const Arrays& in, Arrays& out) -> Task {
     if (out[0].size() == 0) return [] {};

@@ -7,7 +7,11 @@
 #include "pool.h"
 
 namespace arriero {
+extern const PackedRun strips_avx2;
 namespace {
+constexpr bool kElsewhere = true;  // floats gain nothing here
+static inline void floats_elsewhere(const PackedJob& job) { strips_avx2(job); }
+
 #include "simd_8.h"
 
 #include "strip_ints.h"

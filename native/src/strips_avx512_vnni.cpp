@@ -7,7 +7,11 @@
 #include "pool.h"
 
 namespace arriero {
+extern const PackedRun strips_avx512;
 namespace {
+constexpr bool kElsewhere = true;  // floats gain nothing here
+static inline void floats_elsewhere(const PackedJob& job) { strips_avx512(job); }
+
 #include "simd_avx512.h"
 
 #include "strip_ints.h"

@@ -8,6 +8,9 @@
 
 namespace arriero {
 namespace {
+constexpr bool kElsewhere = false;
+static inline void floats_elsewhere(const PackedJob&) {}
+
 #include "simd_neon.h"
 
 #include "strip_ints.h"

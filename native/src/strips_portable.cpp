@@ -10,6 +10,9 @@
 
 namespace arriero {
 namespace {
+constexpr bool kElsewhere = false;
+static inline void floats_elsewhere(const PackedJob&) {}
+
 #include "simd_8.h"
 
 #include "strip_ints.h"

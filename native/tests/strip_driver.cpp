@@ -86,7 +86,7 @@ Doubles multiply(const Doubles& x, const Weights& w, int M, size_t first_row = 0
   return y;
 }
 void run(const Packed& w, const void* x, int type, int M, void* y, bool exact = true) {
-  const PackedProduct p{w, 1, nullptr, nullptr, y, (size_t)w.N};
+  const PackedProduct p{w, 1, nullptr, nullptr, y, (size_t)w.N, nullptr, 0};
   packed_run()({x, type, M, w.K, exact, &p, 1, nullptr, 0, nullptr, nullptr});
 }
 
@@ -134,7 +134,7 @@ void jobs() {
       int at = 0;
       for (const Strips* s : {&a, &b, &c}) {
         list.push_back({s->p, s == &a ? .5f : 1.f, s == &b ? by_row.data() : nullptr, nullptr,
-                        y.data() + at * bytes_of(xt), 120});
+                        y.data() + at * bytes_of(xt), 120, nullptr, 0});
         at += s->p.N;
       }
       packed_run()({x.data(), xt, M, K, true, list.data(), 3, nullptr, 0, nullptr, nullptr});
@@ -170,7 +170,7 @@ void jobs() {
         }
         segments.push_back({e, first, (int)xrows.size() - first});
       }
-      const PackedProduct p{s.p, 1, nullptr, scales, y.data(), (size_t)N};
+      const PackedProduct p{s.p, 1, nullptr, scales, y.data(), (size_t)N, nullptr, 0};
       packed_run()({x.data(), xt, T * k, K, true, &p, 1, segments.data(), 3, xrows.data(), yrows.data()});
       expect(error(y.all(), want, N) < tolerance(xt), "experts", kind.name);
 

@@ -32,8 +32,8 @@ def named(isa: str) -> str:
     [
         ("avx2-plain", [""]),
         ("portable", [""]),
-        ("avx512-plain", ["test_products.py"]),
-        ("avx2-vnni", ["test_products.py"]),
+        ("avx512-plain", ["test_products.py", "test_packed.py"]),
+        ("avx2-vnni", ["test_products.py", "test_packed.py"]),
     ],
 )
 @pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
@@ -43,6 +43,35 @@ def test_a_forced_set_passes_the_kernel_tests(isa: str, files: list[str]) -> Non
     paths = [str(HERE / f) for f in files]
     done = run(isa, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not forced", *paths)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+BITS = """
+import hashlib, numpy as np, mlx.core as mx, arriero_cpu as cpu
+mx.set_default_device(mx.cpu)
+rng, sums = np.random.default_rng(3), hashlib.sha256()
+kinds = [("affine", b, 32) for b in (2, 3, 4, 5, 6, 8)] + [("nvfp4", 4, 16), ("mxfp4", 4, 32)]
+for dtype in (mx.bfloat16, mx.float16):
+    for mode, bits, group in kinds:
+        how = {"mode": mode, "bits": bits, "group_size": group}
+        words = mx.array(rng.integers(0, 2**32, (53, 512 * bits // 32), dtype=np.uint32))
+        if mode == "affine":
+            rest = [mx.array(rng.standard_normal((53, 16), dtype=np.float32)).astype(dtype) for _ in range(2)]
+        else:
+            rest = [mx.array(rng.integers(100, 126, (53, 512 // group), dtype=np.uint8))]
+        x = mx.array(rng.standard_normal((21, 512), dtype=np.float32)).astype(dtype)
+        y = cpu.packed_matmul(x, cpu.pack(words, *rest, **how))
+        sums.update(np.array(y.view(mx.uint16)).tobytes())
+print(sums.hexdigest())
+"""
+
+
+@pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
+def test_every_set_gives_the_same_bits_of_packed_products() -> None:
+    sets = ["avx512-vnni", "avx512-plain", "avx2-vnni", "avx2-plain", "neon-plain", "portable"]
+    bits = {isa: run(isa, "-c", BITS) for isa in sets if named(isa) == isa}
+    assert len(bits) > 1
+    assert len({(done.stdout, done.returncode) for done in bits.values()}) == 1, bits
+    assert bits["portable"].returncode == 0, bits["portable"].stderr
 
 
 @pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
@@ -106,8 +135,9 @@ def test_each_units_instructions_stay_in_functions_of_its_own(functions: list[Fu
             start, end, owner = functions[bisect.bisect(starts, address) - 1]
             assert start <= address < end, f"outside every function: {line}"
             users[kind].add(owner)
-    avx512 = {"avx512.cpp", "int8_avx512.cpp", "int8_avx512_vnni.cpp", "sequence_avx512.cpp"}
-    avx2 = {"avx2.cpp", "int8_avx2.cpp", "int8_avx2_vnni.cpp", "sequence_avx2.cpp"}
+    kinds = ("", "int8_", "strips_", "sequence_")
+    avx512 = {f"{kind}avx512.cpp" for kind in kinds} | {"int8_avx512_vnni.cpp", "strips_avx512_vnni.cpp"}
+    avx2 = {f"{kind}avx2.cpp" for kind in kinds} | {"int8_avx2_vnni.cpp", "strips_avx2_vnni.cpp"}
     assert users["wide"] == avx512
     assert users["vex"] == avx512 | avx2
 
@@ -117,6 +147,6 @@ def test_the_plain_units_need_no_integer_extension(functions: list[Function]) ->
     starts = [f[0] for f in functions]
     users = set()
     for line in objdump("-d", "-j", ".text", "--no-show-raw-insn"):
-        if "vpdpbusd" in line:
+        if "vpdpbusd" in line or "vpdpwssd" in line:
             users.add(functions[bisect.bisect(starts, int(line.partition(":")[0], 16)) - 1][2])
-    assert users == {"int8_avx512_vnni.cpp", "int8_avx2_vnni.cpp"}
+    assert users == {f"{kind}_{isa}_vnni.cpp" for kind in ("int8", "strips") for isa in ("avx512", "avx2")}

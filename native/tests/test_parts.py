@@ -22,10 +22,20 @@ class Weights:
             mode, bits, group = kind
             self.how = {"group_size": group, "bits": bits, "mode": mode, "global_scale": scale}
             self.arrays = mx.quantize(w, group_size=group, bits=bits, mode=mode)
+            if cpu.packable(mode, bits, group):
+                how = {"group_size": group, "bits": bits, "mode": mode}
+                self.how = {"packed": cpu.pack(*self.arrays, **how), "global_scale": scale}
+                self.handle = cpu.matrix(bias=self.bias, **self.how)
+                return
         self.handle = cpu.matrix(*self.arrays, bias=self.bias, **self.how)
 
     def __call__(self, x):
-        y = cpu.quantized_matmul(x, *self.arrays, **self.how) if self.how else cpu.matmul(x, *self.arrays)
+        if "packed" in self.how:
+            y = cpu.packed_matmul(x, **self.how)
+        elif self.how:
+            y = cpu.quantized_matmul(x, *self.arrays, **self.how)
+        else:
+            y = cpu.matmul(x, *self.arrays)
         return y if self.bias is None else y + self.bias
 
 
@@ -120,6 +130,23 @@ def test_gated_part(rng, dtype, kinds, gelu):
         rows = slice(start, start + count)
         assert same(part(x[rows], branch[rows]), want[rows])
     assert part(x[:0], branch[:0]).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("how", ["part", "matrix"])
+def test_fast_halves_give_the_bits_of_fast_products(rng, how):
+    def packed(n, k):
+        return cpu.pack(*mx.quantize(normal(rng, n, k), group_size=32, bits=4), group_size=32, bits=4)
+
+    both, down = packed(2 * INNER, HIDDEN), packed(HIDDEN, INNER)
+    before = gain(rng, HIDDEN, mx.bfloat16)
+    matrices = [cpu.matrix(packed=p, exact=how == "part") for p in (both, down)]
+    part = cpu.gated_part(before=before, gate_up=matrices[:1], down=matrices[1], exact=how == "matrix")
+    x, branch = (normal(rng, 30, HIDDEN, dtype=mx.bfloat16) for _ in range(2))
+    for rows, exact in ((30, False), (12, True)):
+        total, n = cpu.add_rms_norm(x[:rows], branch[:rows], *before)
+        gate, up = mx.split(cpu.packed_matmul(n, both, exact=exact), 2, axis=-1)
+        want = total + cpu.packed_matmul(cpu.swiglu(gate, up), down, exact=exact)
+        assert same(part(x[:rows], branch[:rows]), want)
 
 
 def test_parts_refuse_what_does_not_fit(rng):

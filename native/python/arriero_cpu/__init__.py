@@ -32,6 +32,7 @@ else:
         _native = _Missing(error)
 
 # It takes _native from here, loaded or not.
+from .packed import pack, packable, packed_gather, packed_matmul, packed_rows  # noqa: E402
 from .parts import attention_part, gated_part, matrix  # noqa: E402
 from .sequence import depthwise_conv, gated_delta, indexed_attention, select_blocks, top_k  # noqa: E402
 
@@ -52,6 +53,11 @@ __all__ = [
     "kv_append",
     "matmul",
     "matrix",
+    "pack",
+    "packable",
+    "packed_gather",
+    "packed_matmul",
+    "packed_rows",
     "probe",
     "quantized_matmul",
     "rms_norm",

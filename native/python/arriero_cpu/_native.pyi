@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import overload
 
 import mlx.core as mx
 
@@ -104,7 +105,32 @@ def take_rows(
     dtype: mx.Dtype,
 ) -> mx.array: ...
 
+class Packed:
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def symmetric(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def arrays(self) -> list[mx.array]: ...
+
+def pack(w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str) -> Packed: ...
+def packable(mode: str, bits: int, group_size: int) -> bool: ...
+def packed_matmul(x: mx.array, packed: Packed, global_scale: mx.array | None, exact: bool) -> mx.array: ...
+def packed_gather(
+    x: mx.array, packed: Packed, indices: mx.array, global_scale: mx.array | None, exact: bool
+) -> mx.array: ...
+def packed_rows(packed: Packed, ids: mx.array, global_scale: mx.array | None, dtype: mx.Dtype) -> mx.array: ...
+
 class Matrix:
+    @overload
+    def __init__(self, packed: Packed, global_scale: mx.array | None, bias: mx.array | None, exact: bool) -> None: ...
+    @overload
     def __init__(
         self,
         w: mx.array,
@@ -133,6 +159,7 @@ class AttentionPart:
         softcap: float,
         window: int,
         interleaved: bool,
+        exact: bool,
     ) -> None: ...
     def __call__(
         self,
@@ -152,6 +179,7 @@ class GatedPart:
         down: Matrix,
         after: tuple[mx.array, float] | None,
         gelu: bool,
+        exact: bool,
     ) -> None: ...
     def __call__(self, x: mx.array, branch: mx.array) -> mx.array: ...
 

@@ -14,7 +14,7 @@ else:
 
 
 def matrix(
-    w: mx.array,
+    w: mx.array | None = None,
     scales: mx.array | None = None,
     biases: mx.array | None = None,
     *,
@@ -23,11 +23,21 @@ def matrix(
     mode: str = "affine",
     global_scale: mx.array | None = None,
     bias: mx.array | None = None,
+    packed: _native.Packed | None = None,
+    exact: bool = True,
 ) -> _native.Matrix:
-    """A matrix [N, K] that :func:`attention_part` or :func:`gated_part` holds: packed, or dense without ``scales``.
+    """A matrix [N, K] that :func:`attention_part` or :func:`gated_part` holds: ``packed``, or ``w``.
 
-    ``bias`` [N] is added to its product, after the rounding to the result's dtype.
+    ``w`` is dense without ``scales``. ``bias`` [N] is added to the product, after the rounding to the result's dtype.
+    ``exact=False`` allows products of packed weights what :func:`packed_matmul` says, if all that share their input
+    allow it.
     """
+    if packed is not None:
+        if w is not None:
+            raise ValueError("matrix() takes packed weights or w, not both")
+        return _native.Matrix(packed, global_scale, bias, exact)
+    if w is None:
+        raise ValueError("matrix() needs packed weights or w")
     return _native.Matrix(w, scales, biases, group_size, bits, mode, global_scale, bias)
 
 
@@ -46,6 +56,7 @@ def attention_part(
     softcap: float | None = None,
     window: int | None = None,
     interleaved: bool = False,
+    exact: bool = True,
 ) -> _native.AttentionPart:
     """The attention half of a layer as one operation, with the bits that its steps would give one by one.
 
@@ -54,7 +65,8 @@ def attention_part(
     epsilon). The result is called as ``part(x, angles, buffers, lengths, positions, bases)``: x is [T, hidden],
     ``angles`` what :func:`rope_table` gives for the T tokens (or None), ``buffers`` holds keys and values
     [1, kv_heads, capacity, head_dim] of each span in turn, of x's dtype and written in place as :func:`kv_append` does;
-    the rest as in :func:`attention`. It returns a list: the result [T, hidden], then the buffers.
+    the rest as in :func:`attention`. It returns a list: the result [T, hidden], then the buffers. ``exact=False``
+    allows products of packed weights what :func:`packed_matmul` says.
     """
     return _native.AttentionPart(
         before,
@@ -70,6 +82,7 @@ def attention_part(
         softcap or 0.0,
         window or 0,
         interleaved,
+        exact,
     )
 
 
@@ -80,10 +93,12 @@ def gated_part(
     down: _native.Matrix,
     after: tuple[mx.array, float] | None = None,
     gelu: bool = False,
+    exact: bool = True,
 ) -> _native.GatedPart:
     """The feed-forward half of a layer as one operation, with the bits that its steps would give one by one.
 
     Called as ``part(x, branch)`` it returns ``h + after(down(act(gate) * up))`` with ``h = x + branch`` and gate and
-    up the two halves of the products ``gate_up`` of ``before(h)``; act is silu, or gelu's tanh form.
+    up the two halves of the products ``gate_up`` of ``before(h)``; act is silu, or gelu's tanh form. ``exact`` as in
+    :func:`attention_part`.
     """
-    return _native.GatedPart(before, list(gate_up), down, after, gelu)
+    return _native.GatedPart(before, list(gate_up), down, after, gelu, exact)
