@@ -19,7 +19,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.make_goldens import QWEN35, QWEN35_MOE, SHAPE, randomise
+from tools.make_goldens import FULL, GEMMA4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
 
 IMAGE = 120
 """The placeholder's id in every tiny model."""
@@ -33,6 +33,17 @@ QWEN_VISION: dict[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
     "num_position_embeddings": 25,
+}
+GEMMA4_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 16,
 }
 GRIDS: dict[str, list[tuple[int, int]]] = {"one": [(6, 10)], "two": [(4, 8), (10, 2)]}
 """Patches down and across of the images of each prompt."""
@@ -51,10 +62,58 @@ def qwen(class_name: str, text: dict[str, Any]) -> Any:
     return config
 
 
+def gemma4(class_name: str, fields: dict[str, Any]) -> Any:
+    text, vision = fields["text"], fields["vision"]
+    config = getattr(transformers, class_name)(
+        text_config={**SHAPE, **GEMMA4, **text},
+        vision_config={**GEMMA4_VISION, **vision},
+        audio_config=None,
+        image_token_id=IMAGE,
+        video_token_id=121,
+        boi_token_id=122,
+        eoi_token_id=123,
+        audio_token_id=124,
+        boa_token_id=125,
+        eoa_token_id=126,
+    )
+    config.text_config._attn_implementation = config.vision_config._attn_implementation = "eager"
+    return config
+
+
+# name: (configuration class, model class, fields)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", QWEN35),
     "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", QWEN35_MOE),
+    "gemma4_e2b": (
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {
+            "text": {
+                "num_hidden_layers": 5,
+                "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+                "num_kv_shared_layers": 2,
+                "num_key_value_heads": 1,
+                "intermediate_size": 32,
+                "hidden_size_per_layer_input": 16,
+            },
+            "vision": {"use_clipped_linears": True},
+        },
+    ),
+    "gemma4_31b": (
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {
+            "text": {
+                "layer_types": [SLIDING, SLIDING, FULL],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "use_bidirectional_attention": "vision",
+            },
+            "vision": {"standardize": True, "num_key_value_heads": 1},
+        },
+    ),
 }
+CONFIGS = {"qwen": qwen, "gemma4": gemma4}
 
 
 def prompts(seed: int, sizes: dict[str, list[int]]) -> dict[str, tuple[list[int], list[int]]]:
@@ -75,45 +134,89 @@ def prompts(seed: int, sizes: dict[str, list[int]]) -> dict[str, tuple[list[int]
     }
 
 
-def make_qwen(name: str, folder: Path) -> None:
-    """`golden.npz` holds, for each prompt p: `p.ids`, `p.offsets`, `p.grids`, `p.logits`; and `pixels.n` of image n.
+def qwen_inputs(pixels: list[np.ndarray], grids: list[tuple[int, int]], side: int) -> dict[str, torch.Tensor]:
+    """Pixels `[patches, 3, side²]` as the model takes them: `(v / 255 − 0.5) / 0.5`, each frame twice."""
+    frames = [np.repeat(((v.astype(np.float32) / 255 - 0.5) / 0.5)[:, :, None], 2, axis=2) for v in pixels]
+    return {
+        "pixel_values": torch.tensor(np.concatenate([f.reshape(len(f), -1) for f in frames])),
+        "image_grid_thw": torch.tensor([[1, r, c] for r, c in grids]),
+    }
 
-    Pixels are 8-bit, `[patches, channels · patch · patch]`; the model sees `(v / 255 − 0.5) / 0.5`, each frame twice.
+
+def gemma4_inputs(pixels: list[np.ndarray], grids: list[tuple[int, int]], side: int) -> dict[str, torch.Tensor]:
+    """Pixels `[patches, side², 3]` as the model takes them: `v / 255`, filled up to one number of patches."""
+    most = max(len(v) for v in pixels)
+    values = np.zeros((len(pixels), most, 3 * side**2), np.float32)
+    places = np.full((len(pixels), most, 2), -1)
+    for index, (v, (rows, columns)) in enumerate(zip(pixels, grids, strict=True)):
+        values[index, : len(v)] = v.reshape(len(v), -1).astype(np.float32) / 255
+        places[index, : len(v)] = [(x, y) for y in range(rows) for x in range(columns)]
+    return {"pixel_values": torch.tensor(values), "image_position_ids": torch.tensor(places)}
+
+
+INPUTS = {"qwen": qwen_inputs, "gemma4": gemma4_inputs}
+
+
+def soften(model: torch.nn.Module) -> None:
+    """Make attention less sharp where its scale is 1: else the reference's own rounding is above the tolerance."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                parameter.mul_(0.25)
+
+
+def set_bounds(model: torch.nn.Module, seed: int) -> None:
+    """Give the buffers of a tower values that matter: bounds within what is clipped, a mean and a deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            noise = torch.rand(buffer.shape, generator=generator)
+            if name.endswith(("_min", "_max")):
+                value = (1 + noise) * (-1 if name.endswith("_min") else 1)
+            elif name.endswith(("std_bias", "std_scale")):
+                value = 0.5 + noise
+            else:
+                continue
+            buffer.copy_(value.to(torch.bfloat16))
+
+
+def make(name: str, folder: Path) -> None:
+    """`golden.npz` holds, for each prompt p: `p.ids`, `p.offsets`, `p.grids`, `p.logits`; `p.pixels.n` of image n (8
+    bits, `[patches, values]`); and `p.after`, the logits of three more tokens.
     """
-    config_class, model_class, text = MODELS[name]
-    config = qwen(config_class, text)
+    config_class, model_class, fields = MODELS[name]
+    family = name.partition("_")[0].removesuffix("3")
+    config = CONFIGS[family](config_class, fields)
     model = getattr(transformers, model_class)(config).eval()
     seed = zlib.crc32(f"vision {name}".encode()) % 1000
     randomise(model, seed)
-    p, merge = config.vision_config.patch_size, config.vision_config.spatial_merge_size
+    set_bounds(model, seed)
+    if family == "gemma4":
+        soften(model)
+    p = config.vision_config.patch_size
+    merge = config.vision_config.spatial_merge_size if family == "qwen" else config.vision_config.pooling_kernel_size
     sizes = {kind: [r * c // merge**2 for r, c in grids] for kind, grids in GRIDS.items()}
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
     for kind, (ids, offsets) in prompts(seed, sizes).items():
         grids = GRIDS["two" if kind == "two" else "one"]
-        pixels = [rng.integers(0, 256, (r * c, 3, p * p), dtype=np.uint8) for r, c in grids]
-        frames = [np.repeat(((v.astype(np.float32) / 255 - 0.5) / 0.5)[:, :, None], 2, axis=2) for v in pixels]
-        tokens = torch.tensor([ids])
-        with torch.no_grad():
-            logits = model(
-                input_ids=tokens,
-                mm_token_type_ids=(tokens == IMAGE).int(),
-                pixel_values=torch.tensor(np.concatenate([f.reshape(len(f), -1) for f in frames])),
-                image_grid_thw=torch.tensor([[1, r, c] for r, c in grids]),
-            ).logits[0]
-            more = torch.tensor([[5, 9, 17]])
-            cached = model(
-                input_ids=torch.cat([tokens, more], dim=1),
-                mm_token_type_ids=(torch.cat([tokens, more], dim=1) == IMAGE).int(),
-                pixel_values=torch.tensor(np.concatenate([f.reshape(len(f), -1) for f in frames])),
-                image_grid_thw=torch.tensor([[1, r, c] for r, c in grids]),
-            ).logits[0]
+        shape = (3, p * p) if family == "qwen" else (p * p, 3)
+        pixels = [rng.integers(0, 256, (r * c, *shape), dtype=np.uint8) for r, c in grids]
+        inputs = INPUTS[family](pixels, grids, p)
+
+        def run(tokens: list[int], inputs: dict[str, torch.Tensor] = inputs) -> np.ndarray:
+            given = torch.tensor([tokens])
+            types = (given == IMAGE).int()
+            with torch.no_grad():
+                found = model(input_ids=given, mm_token_type_ids=types, **inputs).logits[0]
+            return np.asarray(found.numpy(), np.float32)
+
         arrays |= {
             f"{kind}.ids": np.array(ids, np.int32),
             f"{kind}.offsets": np.array(offsets, np.int32),
             f"{kind}.grids": np.array(grids, np.int32),
-            f"{kind}.logits": logits.numpy().astype(np.float32),
-            f"{kind}.after": cached[len(ids) :].numpy().astype(np.float32),
+            f"{kind}.logits": run(ids),
+            f"{kind}.after": run([*ids, 5, 9, 17])[len(ids) :],
         }
         arrays |= {f"{kind}.pixels.{n}": v.reshape(len(v), -1) for n, v in enumerate(pixels)}
     save(model, folder, arrays)
@@ -133,7 +236,7 @@ def main(arguments: list[str]) -> None:
     default = Path(__file__).parents[1] / "tests" / "model" / "vision" / "goldens"
     root = Path(arguments[0]) if arguments else default
     for name in arguments[1:] or list(MODELS):
-        make_qwen(name, root / name)
+        make(name, root / name)
         size = sum(file.stat().st_size for file in (root / name).iterdir())
         print(f"{name}: {size / 1000:.0f} kB")
 

@@ -27,13 +27,14 @@ class Golden:
     after: np.ndarray
 
     @classmethod
-    def load(cls, name: str, prompt: str, *, merge: int = 2, mean: float = 0.5, deviation: float = 0.5) -> Golden:
+    def load(cls, name: str, prompt: str) -> Golden:
+        mean, deviation = (0.0, 1.0) if name.startswith("gemma4") else (0.5, 0.5)
         with np.load(GOLDENS / name / "golden.npz") as file:
             grids = file[f"{prompt}.grids"].tolist()
             images = [
                 PlacedImage(
                     offset=int(offset),
-                    patches=patches(file[f"{prompt}.pixels.{n}"], *grids[n], merge, mean=mean, deviation=deviation),
+                    patches=patches(file[f"{prompt}.pixels.{n}"], *grids[n], mean=mean, deviation=deviation),
                 )
                 for n, offset in enumerate(file[f"{prompt}.offsets"])
             ]

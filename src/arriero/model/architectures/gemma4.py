@@ -1,4 +1,4 @@
-"""The text of Gemma 4: layers that share keys and values, an input of each layer's own, experts beside the MLP.
+"""Gemma 4: layers that share keys and values, an input of each layer's own, experts beside the MLP.
 
 Norm gains are stored as they are. The softmax scale is 1, since queries and keys are normed; values are normed without
 a gain. In full layers heads are wider, keys may be values, and only a part of the frequencies turns.
@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import mlx.core as mx
 
@@ -28,6 +28,7 @@ from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape, LayerType
+from arriero.model.vision.gemma4 import load_tower
 from arriero.runner.caches.full import KVCache
 from arriero.runner.caches.sliding import SlidingCache
 
@@ -39,8 +40,9 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 """What the configuration means where it says nothing."""
 
-TOWERS = re.compile(r"(^|\.)(vision_tower|audio_tower|vision_embedder|embed_vision|embed_audio)\.")
-"""Tensors of images and sound."""
+IMAGES = r"(vision_tower|vision_embedder|embed_vision)"
+SOUND = r"(audio_tower|embed_audio)"
+"""Parts of tensors' names."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Config:
     inputs: InputsConfig | None
     experts: ExpertsConfig | None
     logit_cap: float | None
+    mutual: LayerType | Literal["none", "all"]
+    """The layers in which the tokens of an image see each other."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -78,11 +82,9 @@ class Config:
             head_dim=256,
             vocab=262144,
         )
-        # Tokens of an image may see each other; text is causal either way.
-        if fields.get("use_bidirectional_attention") not in (None, False, "vision"):
-            raise fields.wrong(
-                "use_bidirectional_attention", "null or 'vision'", fields.get("use_bidirectional_attention")
-            )
+        mutual = fields.get("use_bidirectional_attention", "vision" if unified else None)
+        if mutual not in (None, False, "vision"):
+            raise fields.wrong("use_bidirectional_attention", "null or 'vision'", mutual)
         kinds = read_kinds(fields, shape.layers)
         config = cls(
             shape=shape,
@@ -96,6 +98,7 @@ class Config:
             inputs=InputsConfig.read(fields, shape, default=0 if unified else 256),
             experts=ExpertsConfig.read(fields),
             logit_cap=fields.optional_number("final_logit_softcapping"),
+            mutual="none" if not mutual else "all" if unified else "sliding_attention",
         )
         fields.finish(architecture)
         return config
@@ -205,6 +208,7 @@ class Attention:
         key_norm: RMSNorm | None,
         out: Linear,
         source: int,
+        mutual: bool,
     ) -> None:
         self.config = config
         self.rope = rope
@@ -215,6 +219,7 @@ class Attention:
         self.key_norm = key_norm
         self.out = out
         self.source = source
+        self.mutual = mutual
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
@@ -245,6 +250,7 @@ class Attention:
                 checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
             ),
             source=config.sources[index],
+            mutual=config.mutual in ("all", config.kinds[index]),
         )
 
     def new_cache(self) -> KVCache | SlidingCache | None:
@@ -261,12 +267,12 @@ class Attention:
         q, *new = self.project(x)
         q = self.rope(self.query_norm(q.reshape(-1, c.heads, c.head_dim)), batch)
         if self.key_norm is None:
-            y = attend_to(q, batch, self.source, scale=c.scale, window=c.window)
+            y = attend_to(q, batch, self.source, scale=c.scale, window=c.window, mutual=self.mutual)
         else:
             k, v = (part.reshape(-1, c.kv_heads, c.head_dim) for part in (new[0], new[-1]))
             k = self.rope(self.key_norm(k), batch)
             v = rms_norm(v, None, self.key_norm.eps)
-            y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window)
+            y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, mutual=self.mutual)
         return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
@@ -343,7 +349,7 @@ class Layer:
 
 
 class Model(Decoder):
-    """The text network; towers for images and sound are not loaded."""
+    """The whole network, with the tower for images where there is one; that for sound is not loaded."""
 
     layer_inputs: LayerInputs | None = None
     suppressed: mx.array | None = None
@@ -354,6 +360,8 @@ class Model(Decoder):
         """Build from a checkpoint with activations of `dtype`."""
         config = Config.read(checkpoint.config)
         shape = config.shape
+        vision = load_tower(checkpoint, dtype, hidden=shape.hidden, atomic=config.mutual != "none")
+        left_out = SOUND if vision is not None else f"{SOUND}|{IMAGES}"
         layer_inputs = None
         if config.inputs is not None:
             layer_inputs = LayerInputs.load(checkpoint, find_root(checkpoint), dtype, config.inputs, shape)
@@ -369,17 +377,12 @@ class Model(Decoder):
             lambda prefix, i: Layer.load(checkpoint, prefix, dtype, config, i, ropes[turns[i]]),
             embedding_scale=shape.hidden**0.5,
             logit_cap=config.logit_cap,
-            left_out=re.compile(rf"{TOWERS.pattern}|\.layers\.({readers})\.self_attn\.[kv]_(proj|norm)\."),
+            left_out=re.compile(rf"(^|\.)({left_out})\.|\.layers\.({readers})\.self_attn\.[kv]_(proj|norm)\."),
         )
+        model.vision = vision
         model.layer_inputs = layer_inputs
         model.suppressed = read_suppressed(checkpoint.generation_config, shape.vocab)
-        towers = sum(TOWERS.search(name) is not None for name in checkpoint.unused())
-        if towers:
-            log.warning(
-                "%s: only the text part is loaded; %d tensors for images and sound are left out, images are refused",
-                shape.architecture,
-                towers,
-            )
+        report_towers(checkpoint, shape.architecture)
         return model
 
     def inputs(self, batch: Batch) -> mx.array:
@@ -393,6 +396,16 @@ class Model(Decoder):
         """`[n, hidden]` to `[n, vocab]`, soft cap and suppressed tokens included."""
         logits = super().logits(hidden)
         return logits if self.suppressed is None else mx.where(self.suppressed, -mx.inf, logits)
+
+
+def report_towers(checkpoint: Checkpoint, architecture: str) -> None:
+    """Say which towers are not loaded."""
+    for pattern, what in ((IMAGES, "images"), (SOUND, "sound")):
+        count = sum(re.search(rf"(^|\.){pattern}\.", name) is not None for name in checkpoint.unused())
+        if count:
+            log.info(
+                "%s: the tower for %s is not loaded (%d tensors); such input is refused", architecture, what, count
+            )
 
 
 def read_suppressed(generation: Mapping[str, Any], vocab: int) -> mx.array | None:

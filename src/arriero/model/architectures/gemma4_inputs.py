@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
@@ -26,6 +27,8 @@ class InputsConfig:
 
     width: int
     vocab: int
+    padding: int
+    """The token whose row those of images get."""
 
     @classmethod
     def read(cls, fields: Fields, shape: DecoderShape, *, default: int) -> Self | None:
@@ -34,18 +37,24 @@ class InputsConfig:
         vocab = fields.integer("vocab_size_per_layer_input", shape.vocab, minimum=0)
         if width and vocab < shape.vocab:
             raise fields.wrong("vocab_size_per_layer_input", f"at least vocab_size ({shape.vocab})", vocab)
-        return cls(width, vocab) if width else None
+        padding = fields.integer("pad_token_id", 0, minimum=0)
+        if width and padding >= vocab:
+            raise fields.wrong("pad_token_id", f"a token below {vocab}", padding)
+        return cls(width, vocab, padding) if width else None
 
 
 class LayerInputs:
     """The vectors of all layers: a row of a table of their own plus a projection of the token's embedding."""
 
-    def __init__(self, table: Embedding, projection: Linear, norm: RMSNorm, layers: int, width: int) -> None:
+    def __init__(
+        self, table: Embedding, projection: Linear, norm: RMSNorm, layers: int, width: int, padding: int
+    ) -> None:
         self.table = table
         self.projection = projection
         self.norm = norm
         self.layers = layers
         self.width = width
+        self.padding = padding
 
     @classmethod
     def load(
@@ -68,13 +77,23 @@ class LayerInputs:
             ),
             shape.layers,
             config.width,
+            config.padding,
         )
 
     def __call__(self, batch: Batch, x: mx.array) -> None:
-        """From the scaled embeddings x `[T, hidden]`, into the batch's memo."""
+        """From the scaled embeddings x `[T, hidden]`, images' in their places, into the batch's memo."""
         split = (-1, self.layers, self.width)
-        of_token = self.table(batch.tokens).reshape(split) * self.width**0.5
+        of_token = self.table(self._tokens(batch)).reshape(split) * self.width**0.5
         batch.memo[KEY] = (self.norm(self.projection(x).reshape(split)) + of_token) * 0.5**0.5
+
+    def _tokens(self, batch: Batch) -> mx.array:
+        """The tokens, those of images as padding."""
+        if not batch.features:
+            return batch.tokens
+        seen = np.zeros(batch.tokens.shape[0], np.bool_)
+        for feature in batch.features:
+            seen[feature.start : feature.start + feature.rows.shape[0]] = True
+        return mx.where(mx.array(seen), self.padding, batch.tokens)
 
 
 def given(batch: Batch, index: int) -> mx.array:

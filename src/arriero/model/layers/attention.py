@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import mlx.core as mx
@@ -32,10 +33,12 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
+    mutual: bool = False,
 ) -> mx.array:
     """Append each span's keys and values to its cache of `slot`, then causal attention over what it holds.
 
-    q `[T, q_heads, D]`, k `[T, kv_heads, D]`, v `[T, kv_heads, Dv]`; returns `[T, q_heads, Dv]` in q's dtype.
+    q `[T, q_heads, D]`, k `[T, kv_heads, D]`, v `[T, kv_heads, Dv]`; returns `[T, q_heads, Dv]` in q's dtype. Where
+    `mutual` is set, the tokens of one image see each other, too.
     """
     held: list[Held] = []
     # One transposition for all rows; a row that is alone needs no slice.
@@ -44,7 +47,8 @@ def attend(
         part = slice(span.start, span.start + span.length)
         alone = span.length == q.shape[0]
         held.append(cache.append(new_k if alone else new_k[:, :, part], new_v if alone else new_v[:, :, part]))
-    return _over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    over = _over_images if mutual and batch.features else _over
+    return over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def attend_to(
@@ -56,6 +60,7 @@ def attend_to(
     window: int | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
+    mutual: bool = False,
 ) -> mx.array:
     """Causal attention over the caches of `slot`, which another layer has appended to in this forward.
 
@@ -69,7 +74,8 @@ def attend_to(
                 f"slot {slot} holds {cache.offset} positions, but its readers need {span.position + span.length}"
             )
         held.append(cache.view(span.position))
-    return _over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    over = _over_images if mutual and batch.features else _over
+    return over(q, held, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def _over(
@@ -95,6 +101,76 @@ def _over(
         sinks=sinks,
         memo=batch.memo,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Tokens of one span that are either all of one image or all text."""
+
+    span: int
+    start: int
+    """On the packed axis."""
+    length: int
+    position: int
+    image: bool
+
+
+def _segments(batch: Batch) -> list[_Segment]:
+    """The spans of a batch, cut at the edges of images; found once a forward."""
+    found: list[_Segment] | None = batch.memo.get("segments")
+    if found is None:
+        found = batch.memo["segments"] = []
+        ranges = [(feature.start, feature.start + feature.rows.shape[0]) for feature in batch.features]
+        for index, span in enumerate(batch.spans):
+            end = span.start + span.length
+            inside = [(low, high) for low, high in ranges if span.start <= low < end]
+            edges = sorted({span.start, end, *(edge for pair in inside for edge in pair)})
+            for low, high in pairwise(edges):
+                position = span.position + low - span.start
+                found.append(_Segment(index, low, high - low, position, (low, high) in inside))
+    return found
+
+
+def _over_images(
+    q: mx.array,
+    held: list[Held],
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention in which the queries of an image see all keys up to its end, and those of text see what came before."""
+    outputs: dict[int, mx.array] = {}
+    for image in (False, True):
+        chosen = [segment for segment in _segments(batch) if segment.image == image]
+        if not chosen:
+            continue
+        seen: list[Held] = []
+        for segment in chosen:
+            keys, values, base = held[segment.span]
+            end = segment.position + segment.length - base
+            seen.append((keys[:, :, :end], values[:, :, :end], base) if image else (keys, values, base))
+        y = attention(
+            mx.concatenate([q[segment.start : segment.start + segment.length] for segment in chosen]),
+            [keys for keys, _, _ in seen],
+            [values for _, values, _ in seen],
+            scale=scale,
+            lengths=[segment.length for segment in chosen],
+            positions=[segment.position for segment in chosen],
+            bases=[base for _, _, base in seen],
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            causal=not image,
+            memo=batch.memo,
+        )
+        done = 0
+        for segment in chosen:
+            outputs[segment.start] = y[done : done + segment.length]
+            done += segment.length
+    return mx.concatenate([outputs[start] for start in sorted(outputs)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,13 @@ Family = Literal["qwen", "gemma3", "gemma4", "gemma4_unified"]
 FAMILIES: dict[str, Family] = {
     "Qwen3_5ForConditionalGeneration": "qwen",
     "Qwen3_5MoeForConditionalGeneration": "qwen",
+    "Gemma4ForConditionalGeneration": "gemma4",
 }
 """Architectures whose images we take."""
 
 TENSORS: dict[Family, str] = {
     "qwen": r"^(model\.)?(visual|vision_tower)\.",
+    "gemma4": r"^(model\.)?vision_tower\.",
 }
 """What the names of a tower's tensors begin with."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import mlx.core as mx
 import numpy as np
 
-from arriero.errors import InvalidRequest
+from arriero.errors import CheckpointError, InvalidRequest
 from arriero.image import ImagePatches
 from arriero.kernels.attention import SCORE_BUDGET, attention
 from arriero.kernels.device import on_cpu
@@ -37,6 +38,16 @@ class LayerNorm:
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.layer_norm(x, self.gain, self.bias, self.eps)
+
+
+def find_tower(checkpoint: Checkpoint, name: str, roots: Sequence[str]) -> str:
+    """The prefix of a tower's tensors, one of which is `name`; CheckpointError when it is under none of `roots`."""
+    for root in roots:
+        if f"{root}{name}" in checkpoint:
+            return root
+    raise CheckpointError(
+        f"the checkpoint has a vision tower, but no {' or '.join(f'{root}{name}' for root in roots)}: it is incomplete"
+    )
 
 
 def gelu(x: mx.array, *, tanh: bool) -> mx.array:

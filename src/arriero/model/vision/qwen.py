@@ -13,7 +13,7 @@ from typing import Any, Self
 import mlx.core as mx
 import numpy as np
 
-from arriero.errors import CheckpointError, InvalidRequest
+from arriero.errors import InvalidRequest
 from arriero.image import ImagePatches, PlacedImage
 from arriero.kernels.rope import rope
 from arriero.model.checkpoint import Checkpoint
@@ -23,8 +23,18 @@ from arriero.model.layers.embedding import Embedding
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.mlp import activation
 from arriero.model.vision import tower_of
-from arriero.model.vision.parts import CHANNELS, LayerNorm, check_patches, gelu, mutual_attention, pixel_rows
+from arriero.model.vision.parts import (
+    CHANNELS,
+    LayerNorm,
+    check_patches,
+    find_tower,
+    gelu,
+    mutual_attention,
+    pixel_rows,
+)
 from arriero.model.weight import Weight
+
+ROOTS = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.")
 
 EPS = 1e-6
 """Of all norms; configurations don't say it."""
@@ -168,7 +178,7 @@ class Tower:
         """From a checkpoint that has one; CheckpointError names the tensor that is missing or wrong."""
         config = VisionConfig.read(checkpoint.config, hidden=hidden)
         c = config
-        root = find_tower(checkpoint, "patch_embed.proj.weight")
+        root = find_tower(checkpoint, "patch_embed.proj.weight", ROOTS)
         group = c.hidden * c.merge**2
 
         def linear(name: str, out: int, width: int) -> Linear:
@@ -226,17 +236,6 @@ class Tower:
             done = image.end
         found[:, done:] = np.arange(step, step + length - done)
         return Layout(found, int(found.max()) + 1 - length)
-
-
-def find_tower(checkpoint: Checkpoint, name: str) -> str:
-    """The prefix of the tower's tensors, one of which is `name`; CheckpointError when it is under none that we know."""
-    roots = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.")
-    for root in roots:
-        if f"{root}{name}" in checkpoint:
-            return root
-    raise CheckpointError(
-        f"the checkpoint has a vision tower, but no {' or '.join(f'{root}{name}' for root in roots)}: it is incomplete"
-    )
 
 
 def load_patch(checkpoint: Checkpoint, prefix: str, config: VisionConfig) -> Linear:
