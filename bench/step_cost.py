@@ -5,8 +5,10 @@
     ARRIERO_KERNELS=graph python bench/step_cost.py              # plain MLX, which is what a GPU gets
 
 One row after a prompt of 64 tokens. `operations` are the nodes of the graph from the token to the next one, views (a
-reshape, a transposition) among them; `build` is Python's time to make that graph and `run` the time of one `mx.eval` of
-it, medians. `--primitives` lists how often each operation is in it.
+reshape, a transposition) among them; `build` is Python's time to make that graph, `run` that of one `mx.eval` of it.
+Both are the time that a tenth of the steps stayed under, since other work on the machine only adds. Flash Next sends
+its first layers off while it builds: `build` includes that, and `run` does not. `--primitives` lists how often each
+operation is in the graph. The second line says what one small operation costs by itself, in a chain of them.
 
 Wide checkpoints with random weights: `python tools/make_wide.py FOLDER [NAME ...]`, with torch and transformers.
 """
@@ -22,6 +24,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import mlx.core as mx
 
@@ -91,18 +94,35 @@ def measure(folder: Path, dtype: mx.Dtype, steps: int) -> Cost:
         builds.append(built - started)
     return Cost(
         layers=model.facts.layers,
-        primitives=primitives(row.step(outputs[0])),
-        build=statistics.median(builds),
-        run=statistics.median(runs),
+        primitives=primitives(row, outputs[0]),
+        build=statistics.quantiles(builds, n=10)[0],
+        run=statistics.quantiles(runs, n=10)[0],
         weight_bytes=sum(array.nbytes for array in weights),
     )
 
 
-def primitives(outputs: list[mx.array]) -> Counter[str]:
-    """How often each operation is in the graph of what was not computed yet."""
-    with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:
-        mx.export_to_dot(file.name, *outputs)
+def primitives(row: Row, token: mx.array) -> Counter[str]:
+    """How often each operation is in the graph of one step."""
+    with tempfile.NamedTemporaryFile("r", suffix=".dot") as file, patch.object(mx, "async_eval"):
+        mx.export_to_dot(file.name, *row.step(token))
         return Counter(NODE.findall(file.read()))
+
+
+def chain(length: int = 300, times: int = 50) -> tuple[float, float]:
+    """Seconds that one addition of 2048 numbers takes to build and to run, in a chain of them."""
+    x = mx.ones((1, 2048))
+    builds, runs = [], []
+    for _ in range(times):
+        started = time.perf_counter()
+        y = x
+        for _ in range(length):
+            y = y + x
+        built = time.perf_counter()
+        mx.eval(y)
+        runs.append(time.perf_counter() - built)
+        builds.append(built - started)
+    build, run = (statistics.quantiles(values, n=10)[0] / length for values in (builds, runs))
+    return build, run
 
 
 def four_bit(folder: Path, out: Path) -> Path:
@@ -134,9 +154,9 @@ def main() -> None:
     parser.add_argument("--primitives", action="store_true")
     options = parser.parse_args()
     folders = options.folders or sorted(path.parent for path in GOLDENS.glob("*/config.json"))
-    print(
-        f"kernels: {'arriero-cpu' if native() is not None else 'plain MLX'}, {options.dtype}, {mx.default_device()}\n"
-    )
+    build, run = chain()
+    print(f"kernels: {'arriero-cpu' if native() is not None else 'plain MLX'}, {options.dtype}, {mx.default_device()}")
+    print(f"one addition: build {build * 1e6:.2f} µs, run {run * 1e6:.2f} µs\n")
     print("| | layers | operations | a layer | build µs | run ms | weights MB |\n|---|---|---|---|---|---|---|")
     for folder in folders:
         with tempfile.TemporaryDirectory() as scratch:
