@@ -19,7 +19,7 @@ from arriero.model.layers.attention import AttentionConfig, GroupedAttention
 from arriero.model.layers.block import FeedForward
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder, Norm
-from arriero.model.layers.experts import Experts
+from arriero.model.layers.experts import Experts, best_experts
 from arriero.model.layers.left_out import draft_layers
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import Activation, GatedMLP, activation
@@ -184,15 +184,14 @@ class Router:
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""
         logits = self.gate(x).astype(mx.float32)
-        top_k = self.config.top_k
-        chosen = mx.argpartition(-logits, kth=top_k - 1, axis=-1)[..., :top_k]
+        chosen = best_experts(logits, self.config.top_k)
         found = mx.take_along_axis(logits, chosen, axis=-1)
         if self.config.score == "softmax":
-            return chosen.astype(mx.uint32), mx.softmax(found, axis=-1, precise=True)
+            return chosen, mx.softmax(found, axis=-1, precise=True)
         weights = mx.sigmoid(found)
         if self.config.normalise:
             weights = weights / weights.sum(axis=-1, keepdims=True)
-        return chosen.astype(mx.uint32), weights
+        return chosen, weights
 
 
 class SparseMLP:

