@@ -19,7 +19,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.make_goldens import FULL, GEMMA4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
+from tools.make_goldens import FULL, GEMMA4, QWEN4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
 
 IMAGE = 120
 """The placeholder's id in every tiny model."""
@@ -84,6 +84,7 @@ def gemma4(class_name: str, fields: dict[str, Any]) -> Any:
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", QWEN35),
     "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", QWEN35_MOE),
+    "qwen4_exp": ("Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration", QWEN4),
     "gemma4_e2b": (
         "Gemma4Config",
         "Gemma4ForConditionalGeneration",
@@ -185,7 +186,7 @@ def make(name: str, folder: Path) -> None:
     bits, `[patches, values]`); and `p.after`, the logits of three more tokens.
     """
     config_class, model_class, fields = MODELS[name]
-    family = name.partition("_")[0].removesuffix("3")
+    family = "gemma4" if name.startswith("gemma4") else "qwen"
     config = CONFIGS[family](config_class, fields)
     model = getattr(transformers, model_class)(config).eval()
     seed = zlib.crc32(f"vision {name}".encode()) % 1000

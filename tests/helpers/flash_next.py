@@ -75,7 +75,6 @@ def config(**changes: Any) -> dict[str, Any]:
         "architectures": ["Qwen4ExpForConditionalGeneration"],
         "model_type": "qwen4_exp",
         "text_config": text,
-        "vision_config": {"depth": 27},
         "tie_word_embeddings": False,
     }
 

@@ -18,20 +18,21 @@ import numpy as np
 
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.architectures import resident_tables
-from arriero.model.architectures.qwen3_5 import DRAFTS, VISION, gains_are_baked
+from arriero.model.architectures.qwen3_5 import DRAFTS, VISION, gains_are_baked, image_rope
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.architectures.qwen4_exp_ngrams import NGramEmbedding
 from arriero.model.architectures.qwen4_exp_streams import StreamReader, write
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches
+from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, Vision
 from arriero.model.layers.decoder import HARMLESS, arrays, find_root
 from arriero.model.layers.delta_net import GatedDeltaNet
-from arriero.model.layers.embedding import Embedding, load_head
+from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseMLP
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.rope import Rope
+from arriero.model.vision.qwen import load_tower
 
 log = logging.getLogger(__name__)
 
@@ -177,13 +178,15 @@ def load_experts(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: C
     return SharedSparseMLP(SparseMLP(Router(router, sparse.top_k, sparse.normalise), experts), shared, gate)
 
 
-def check_taken(checkpoint: Checkpoint, architecture: str) -> None:
+def check_taken(checkpoint: Checkpoint, architecture: str, *, vision: bool) -> None:
     """Say which known parts are left out; CheckpointError for a tensor that nobody has taken and nobody knows.
 
-    A tensor too many means other semantics than those of this file.
+    A tensor too many means other semantics than those of this file. With `vision` the tower is loaded, and whole.
     """
     left = [name for name in checkpoint.unused() if not HARMLESS.search(name) and not IGNORED.search(name)]
     for pattern, part in LEFT_OUT.items():
+        if vision and pattern == VISION:
+            continue
         known = [name for name in left if re.search(pattern, name)]
         left = [name for name in left if not re.search(pattern, name)]
         if known:
@@ -214,6 +217,7 @@ class Model:
         self.layers = layers
         self.reader = reader
         self.head = head
+        self.vision: Vision | None = None
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
@@ -223,7 +227,8 @@ class Model:
         """
         config = Config.read(checkpoint.config)
         shape = config.shape
-        rope = Rope(config.rope, shape.head_dim)
+        vision = load_tower(checkpoint, dtype, hidden=shape.hidden)
+        rope = Rope(image_rope(config.rope, vision=vision is not None), shape.head_dim)
         baked = gains_are_baked(checkpoint)
         resident = resident_tables()
         root = find_root(checkpoint)
@@ -242,7 +247,8 @@ class Model:
             ),
             head=load_head(checkpoint, embedding, heads, dtype, tied=shape.tied),
         )
-        check_taken(checkpoint, shape.architecture)
+        check_taken(checkpoint, shape.architecture, vision=vision is not None)
+        model.vision = vision
         return model
 
     def new_caches(self) -> RowCaches:
@@ -257,12 +263,12 @@ class Model:
 
         The tap of a layer is what the next one's mixer takes, or the final states behind the last.
         """
-        if batch.features:
+        if batch.features and self.vision is None:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
         for layer in self.layers:
             if layer.ngrams is not None:
                 layer.ngrams.begin(batch, layer.slots.ngrams)
-        x = self.embedding(batch.tokens)
+        x = put_features(self.embedding(batch.tokens), batch.features)
         c = self.config.streams
         streams = mx.broadcast_to(x[:, None], (x.shape[0], c.count, c.hidden))
         taps: dict[int, mx.array] = {}

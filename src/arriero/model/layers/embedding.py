@@ -62,6 +62,8 @@ class Embedding:
 
 def put_features(x: mx.array, features: Sequence[Features]) -> mx.array:
     """x `[T, hidden]` with the rows of images in their places; the other rows keep their bits."""
+    if not features:
+        return x
     parts: list[mx.array] = []
     done = 0
     for feature in features:

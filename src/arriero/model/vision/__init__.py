@@ -14,6 +14,7 @@ Family = Literal["qwen", "gemma3", "gemma4", "gemma4_unified"]
 FAMILIES: dict[str, Family] = {
     "Qwen3_5ForConditionalGeneration": "qwen",
     "Qwen3_5MoeForConditionalGeneration": "qwen",
+    "Qwen4ExpForConditionalGeneration": "qwen",
     "Gemma4ForConditionalGeneration": "gemma4",
 }
 """Architectures whose images we take."""
