@@ -12,6 +12,7 @@ import pytest
 from arriero.model.adapters.mlx_lm import new_layers
 from arriero.runner.caches import StateSnapshot
 from arriero.runner.caches.foreign import ForeignCache, ForeignSnapshot
+from arriero.runner.prefix.record import make_record
 from tests.helpers.foreign_checkpoint import CONFIGS, network
 
 IDS = np.random.default_rng(5).integers(0, 96, 40).tolist()
@@ -185,6 +186,26 @@ def test_snapshots_of_other_kinds_and_other_networks_are_told_apart() -> None:
     one = ForeignCache(lambda: [Short(3)])
     one.advance(3)
     assert not cache.restore(one.snapshot())  # type: ignore[arg-type]
+
+
+def test_owning_a_snapshot_changes_no_number_and_happens_once() -> None:
+    row = fresh("olmo2", 10)
+    row.cache.plan([10])
+    (stored,) = row.cache.take()
+    assert isinstance(stored, ForeignSnapshot)
+    before = [np.array(array) for array in stored.arrays]
+    stored.own()
+    owned = stored.arrays
+    stored.own()
+    assert stored.arrays is owned
+    assert not stored.lazy
+    for array, copy in zip(before, owned, strict=True):
+        np.testing.assert_array_equal(array, np.array(copy))
+
+
+def test_a_snapshot_is_not_written_to_disk() -> None:
+    stored = fresh("olmo2", 10).cache.snapshot()
+    assert make_record(np.arange(10, dtype=np.uint64), 0, 10, [stored], "") is None
 
 
 def test_a_whole_state_stays_with_its_end_and_freeing_forgets_it() -> None:

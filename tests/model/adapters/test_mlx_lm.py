@@ -75,6 +75,28 @@ def test_the_engine_gives_the_plain_loops_tokens_among_neighbours(pair: tuple[Mo
     assert len(replies["other"].tokens) == 5
 
 
+def test_turns_of_a_conversation_go_on_from_what_is_stored(pair: tuple[Model, Any]) -> None:
+    model, _ = pair
+    engine = make_engine(model, prefill_chunk=7, prefix_bytes=1 << 30)
+    prompt, known = IDS[:18], 0
+    for turn in range(3):
+        engine.submit(submit(str(turn), prompt, 12))
+        reply = run(engine)[str(turn)]
+        assert reply.tokens == plain_loop(model, prompt, 12)
+        assert reply.end is not None
+        assert reply.end.cached_tokens == known  # type: ignore[union-attr]
+        known = len(prompt) + 11
+        prompt = [*prompt, *reply.tokens, *IDS[20 + turn : 24 + turn]]
+
+
+def test_a_branch_of_a_stored_conversation_changes_no_token(pair: tuple[Model, Any]) -> None:
+    model, _ = pair
+    engine = make_engine(model, prefill_chunk=9, prefix_bytes=1 << 30)
+    for number, prompt in enumerate([IDS, [*IDS[:25], 1, 2, 3], IDS[:25], [*IDS[:10], 4], IDS]):
+        engine.submit(submit(str(number), prompt, 8))
+        assert run(engine)[str(number)].tokens == plain_loop(model, prompt, 8)
+
+
 def test_activations_have_the_dtype_asked_for(tmp_path: Path) -> None:
     folder, network = write(tmp_path, "olmo2")
     model = opened(folder, mx.bfloat16)

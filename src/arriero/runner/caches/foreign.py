@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from arriero.model.contract import Snapshot
 from arriero.runner.caches.schedule import Schedule
-from arriero.runner.caches.snapshot import StateSnapshot
+from arriero.runner.caches.snapshot import copies, dispatch
 
 
 class ForeignLayer(Protocol):
@@ -35,14 +35,46 @@ class Place:
     scalar: bool
 
 
-class ForeignSnapshot(StateSnapshot):
-    """The whole state of such a memory: the arrays, and the trees that they were taken out of."""
+class ForeignSnapshot:
+    """The whole state of such a memory: the arrays, and the trees that they were taken out of.
 
-    __slots__ = ("form",)
+    Not a `StateSnapshot`, since arrays alone don't make a state again; so it is never written to disk.
+    """
 
-    def __init__(self, end: int, arrays: Sequence[mx.array], form: list[Any], compact: bool = False) -> None:
-        super().__init__(end, arrays, compact)
+    __slots__ = ("__weakref__", "_compact", "_end", "arrays", "form", "on_own")
+
+    def __init__(self, end: int, arrays: Sequence[mx.array], form: list[Any]) -> None:
+        self._end = end
+        self._compact = False
+        self.arrays = tuple(arrays)
         self.form = form
+        self.on_own: Callable[[int], None] | None = None
+        """Never called: the bytes of a whole state count from the start."""
+
+    @property
+    def start(self) -> int:
+        """0: a whole state stands for everything before `end`."""
+        return 0
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @property
+    def lazy(self) -> bool:
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def own(self) -> None:
+        """Copy the arrays into memory of their own, so that the row's next write needs no copy (idempotent)."""
+        if not self._compact:
+            self.arrays = copies(self.arrays)
+            dispatch(*self.arrays)
+            self._compact = True
 
 
 class ForeignCache:
