@@ -159,12 +159,8 @@ def _stored(found: Bundle, layout: Layout, files: LazyFiles) -> Stored:
     quantization = _quantization(found, layout)
     columns = found.scales.span.shape[-1] * quantization.group_size
     info = TensorInfo(found.name, span.dtype, (*span.shape[:-1], columns), quantization, nbytes)
-    scale = _global_scale(found)
-    return Stored(
-        info,
-        lambda: _load_packed(found, quantization, scale, files),
-        lambda: _view_packed(found, quantization, scale),
-    )
+    _check_global_scale(found)
+    return Stored(info, lambda: _load_packed(found, quantization, files), lambda: _view_packed(found, quantization))
 
 
 def _quantization(found: Bundle, layout: Layout) -> Quantization:
@@ -194,27 +190,31 @@ def _quantization(found: Bundle, layout: Layout) -> Quantization:
     return layout(found, words, scales.shape[-1])
 
 
-def _global_scale(found: Bundle) -> np.ndarray | None:
-    """Float32 multiplier, a scalar or one per expert."""
+def _check_global_scale(found: Bundle) -> None:
+    """Its type and shape, by the header. Its value is read with the tensor: a model may have 70,000 of them."""
     part = found.global_scale
     if part is None:
-        return None
-    shape, where = found.data.span.shape, _where(found)
-    experts = math.prod(shape[:-2])
-    values = _view(part)
-    if part.span.dtype not in ("F32", "F16", "BF16") or values.size not in (1, experts):
+        return
+    experts, count = math.prod(found.data.span.shape[:-2]), math.prod(part.span.shape)
+    if part.span.dtype not in ("F32", "F16", "BF16") or count not in (1, experts):
         raise CheckpointError(
-            f"{where} has a global scale {part.span.dtype} of shape {list(part.span.shape)}, "
+            f"{_where(found)} has a global scale {part.span.dtype} of shape {list(part.span.shape)}, "
             f"expected one number{f' or {experts}' if experts > 1 else ''}; {REPAIR}"
         )
-    numbers = values.astype(np.float32).reshape(-1)
+
+
+def _global_scale(found: Bundle) -> np.ndarray | None:
+    """Float32 multiplier, a scalar or one per expert."""
+    if found.global_scale is None:
+        return None
+    numbers = _view(found.global_scale).astype(np.float32).reshape(-1)
     if not np.isfinite(numbers).all() or (found.global_kind == "reciprocal" and not numbers.all()):
-        raise CheckpointError(f"{where} has an unusable global scale ({numbers[:4]}); {REPAIR}")
+        raise CheckpointError(f"{_where(found)} has an unusable global scale ({numbers[:4]}); {REPAIR}")
     if found.global_kind == "largest":
         numbers = numbers / NVFP4_LARGEST
     elif found.global_kind == "reciprocal":
         numbers = np.float32(1) / numbers
-    return numbers.reshape(()) if values.size == 1 else numbers
+    return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
 def _view(part: Part) -> np.ndarray:
@@ -225,10 +225,10 @@ def _view_dense(found: Bundle) -> HostWeight:
     return HostWeight(_view(found.data), scales=None if found.fp8_scale is None else _view(found.fp8_scale))
 
 
-def _view_packed(found: Bundle, quantization: Quantization, scale: np.ndarray | None) -> HostWeight:
+def _view_packed(found: Bundle, quantization: Quantization) -> HostWeight:
     assert found.scales is not None
     biases = None if found.biases is None else _view(found.biases)
-    return HostWeight(_view(found.data), quantization, _view(found.scales), biases, scale)
+    return HostWeight(_view(found.data), quantization, _view(found.scales), biases, _global_scale(found))
 
 
 def _load_dense(found: Bundle, files: LazyFiles) -> Weight:
@@ -238,8 +238,9 @@ def _load_dense(found: Bundle, files: LazyFiles) -> Weight:
     return Weight(data if found.fp8_scale is None else decode_fp8(data, files.take(found.fp8_scale)))
 
 
-def _load_packed(found: Bundle, quantization: Quantization, scale: np.ndarray | None, files: LazyFiles) -> Weight:
+def _load_packed(found: Bundle, quantization: Quantization, files: LazyFiles) -> Weight:
     assert found.scales is not None
+    scale = _global_scale(found)
     data = files.take(found.data)
     return Weight(
         data if data.dtype == mx.uint32 else data.view(mx.uint32),
