@@ -19,7 +19,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.make_goldens import FULL, GEMMA4, QWEN4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
+from tools.make_goldens import FULL, GEMMA, GEMMA4, QWEN4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
 
 IMAGE = 120
 """The placeholder's id in every tiny model."""
@@ -80,11 +80,38 @@ def gemma4(class_name: str, fields: dict[str, Any]) -> Any:
     return config
 
 
+def gemma3(class_name: str, fields: dict[str, Any]) -> Any:
+    config = getattr(transformers, class_name)(
+        text_config={**SHAPE, **GEMMA, **fields},
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 24,
+            "patch_size": 4,
+            "vision_use_head": False,
+        },
+        mm_tokens_per_image=9,
+        image_token_index=IMAGE,
+        boi_token_index=122,
+        eoi_token_index=123,
+    )
+    config.text_config._attn_implementation = config.vision_config._attn_implementation = "eager"
+    return config
+
+
 # name: (configuration class, model class, fields)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", QWEN35),
     "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", QWEN35_MOE),
     "qwen4_exp": ("Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration", QWEN4),
+    "gemma3": (
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "query_pre_attn_scalar": 64},
+    ),
     "gemma4_e2b": (
         "Gemma4Config",
         "Gemma4ForConditionalGeneration",
@@ -114,7 +141,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-CONFIGS = {"qwen": qwen, "gemma4": gemma4}
+CONFIGS = {"qwen": qwen, "gemma3": gemma3, "gemma4": gemma4}
 
 
 def prompts(seed: int, sizes: dict[str, list[int]]) -> dict[str, tuple[list[int], list[int]]]:
@@ -155,7 +182,22 @@ def gemma4_inputs(pixels: list[np.ndarray], grids: list[tuple[int, int]], side: 
     return {"pixel_values": torch.tensor(values), "image_position_ids": torch.tensor(places)}
 
 
-INPUTS = {"qwen": qwen_inputs, "gemma4": gemma4_inputs}
+def gemma3_inputs(pixels: list[np.ndarray], grids: list[tuple[int, int]], side: int) -> dict[str, torch.Tensor]:
+    """Pixels `[patches, 3, side²]` as whole pictures, `(v / 255 − 0.5) / 0.5`."""
+    pictures = [
+        ((v.astype(np.float32) / 255 - 0.5) / 0.5)
+        .reshape(rows, columns, 3, side, side)
+        .transpose(2, 0, 3, 1, 4)
+        .reshape(3, rows * side, columns * side)
+        for v, (rows, columns) in zip(pixels, grids, strict=True)
+    ]
+    return {"pixel_values": torch.tensor(np.stack(pictures))}
+
+
+INPUTS = {"qwen": qwen_inputs, "gemma3": gemma3_inputs, "gemma4": gemma4_inputs}
+
+
+TYPES = {"gemma3": "token_type_ids"}
 
 
 def soften(model: torch.nn.Module) -> None:
@@ -186,7 +228,7 @@ def make(name: str, folder: Path) -> None:
     bits, `[patches, values]`); and `p.after`, the logits of three more tokens.
     """
     config_class, model_class, fields = MODELS[name]
-    family = "gemma4" if name.startswith("gemma4") else "qwen"
+    family = name.partition("_")[0] if name.startswith("gemma") else "qwen"
     config = CONFIGS[family](config_class, fields)
     model = getattr(transformers, model_class)(config).eval()
     seed = zlib.crc32(f"vision {name}".encode()) % 1000
@@ -195,21 +237,22 @@ def make(name: str, folder: Path) -> None:
     if family == "gemma4":
         soften(model)
     p = config.vision_config.patch_size
-    merge = config.vision_config.spatial_merge_size if family == "qwen" else config.vision_config.pooling_kernel_size
-    sizes = {kind: [r * c // merge**2 for r, c in grids] for kind, grids in GRIDS.items()}
+    every = {"one": [(6, 6)], "two": [(6, 6), (6, 6)]} if family == "gemma3" else GRIDS
+    # In all tiny models squares of 2 × 2 patches become a token.
+    sizes = {kind: [r * c // 4 for r, c in grids] for kind, grids in every.items()}
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
     for kind, (ids, offsets) in prompts(seed, sizes).items():
-        grids = GRIDS["two" if kind == "two" else "one"]
-        shape = (3, p * p) if family == "qwen" else (p * p, 3)
+        grids = every["two" if kind == "two" else "one"]
+        shape = (p * p, 3) if family == "gemma4" else (3, p * p)
         pixels = [rng.integers(0, 256, (r * c, *shape), dtype=np.uint8) for r, c in grids]
         inputs = INPUTS[family](pixels, grids, p)
 
         def run(tokens: list[int], inputs: dict[str, torch.Tensor] = inputs) -> np.ndarray:
             given = torch.tensor([tokens])
-            types = (given == IMAGE).int()
+            types = {TYPES.get(family, "mm_token_type_ids"): (given == IMAGE).int()}
             with torch.no_grad():
-                found = model(input_ids=given, mm_token_type_ids=types, **inputs).logits[0]
+                found = model(input_ids=given, **types, **inputs).logits[0]
             return np.asarray(found.numpy(), np.float32)
 
         arrays |= {

@@ -1,4 +1,4 @@
-"""Gemma 2 and the text of Gemma 3: norms on both sides of each part, windows on most layers, GeGLU.
+"""Gemma 2 and Gemma 3: norms on both sides of each part, windows on most layers, GeGLU.
 
 Norm weights are stored around 0 (the gain is `1 + w`), token rows are scaled by √hidden, and the softmax scale has a
 field of its own. Gemma 2 caps scores and logits; Gemma 3 has norms on query and key heads and a second rope base for
@@ -23,6 +23,7 @@ from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape, LayerType
+from arriero.model.vision.gemma3 import load_tower
 
 # Published Gemma 3 files leave out what equals the library's defaults for their size.
 HEADS_BY_LAYERS = {34: (8, 4), 48: (16, 8), 62: (32, 16)}
@@ -75,6 +76,7 @@ class Config:
                 out_bias=bias,
                 norm_eps=None if second else shape.eps,
                 centred_norms=True,
+                mutual=not second,
             )
 
         config = cls(
@@ -150,7 +152,7 @@ class Layer:
 
 
 class Model(Decoder):
-    """The whole network; the vision tower of a checkpoint that has one is not loaded."""
+    """The whole network, with the tower for images where there is one."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
@@ -159,7 +161,8 @@ class Model(Decoder):
         shape = config.shape
         kinds: list[LayerType] = [t for name in config.layer_types for t in LAYER_TYPES if t == name]
         ropes = {kind: Rope(rope, shape.head_dim) for kind, rope in config.ropes.items()}
-        return cls.assemble(
+        vision = load_tower(checkpoint, dtype, hidden=shape.hidden)
+        model = cls.assemble(
             checkpoint,
             dtype,
             shape,
@@ -169,3 +172,5 @@ class Model(Decoder):
             embedding_scale=shape.hidden**0.5,
             logit_cap=config.logit_cap,
         )
+        model.vision = vision
+        return model

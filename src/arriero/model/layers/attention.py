@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from arriero.kernels.attention import attention
 from arriero.kernels.attention_part import AttentionPart
+from arriero.kernels.rms_norm import rms_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.linear import FusedLinear, Linear
@@ -190,6 +191,8 @@ class AttentionConfig:
     norm_eps: float | None = None
     """Of the norms of each query and key head, applied before the rotation; None where there are none."""
     centred_norms: bool = False
+    mutual: bool = False
+    """Whether the tokens of an image see each other."""
 
     def cache_bytes(self, dtype: mx.Dtype, context_length: int) -> tuple[int, int]:
         """Bytes for each token of a row, and bytes that a row takes however long it is."""
@@ -288,6 +291,8 @@ class GroupedAttention:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """`[T, hidden]` to `[T, hidden]`; appends to the spans' caches of `slot`."""
+        if self.config.mutual and batch.features:
+            return self._with_images(x, batch, slot)
         lengths, positions = spans(batch)
         caches = batch.caches(slot)
         buffers: list[mx.array] = []
@@ -308,6 +313,20 @@ class GroupedAttention:
         for i, (length, cache) in enumerate(zip(lengths, caches, strict=True)):
             cache.commit(filled[2 * i], filled[2 * i + 1], length)
         return y
+
+
+    def _with_images(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        """The same, step by step, with attention that shows an image's tokens to each other."""
+        c, part = self.config, self.part
+        normed = x if part.before is None else rms_norm(x, *part.before)
+        q, k, v = (heads.reshape(-1, heads.shape[-1] // c.head_dim, c.head_dim) for heads in self.qkv(normed))
+        q = q if self.query_norm is None else self.query_norm(q)
+        k = k if self.key_norm is None else self.key_norm(k)
+        if self.rope is not None:
+            q, k = self.rope(q, batch), self.rope(k, batch)
+        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, softcap=c.softcap, mutual=True)
+        y = self.out(y.reshape(-1, c.heads * c.head_dim))
+        return y if part.after is None else rms_norm(y, *part.after)
 
 
 def spans(batch: Batch) -> tuple[list[int], list[int]]:

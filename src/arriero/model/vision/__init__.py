@@ -15,12 +15,14 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5ForConditionalGeneration": "qwen",
     "Qwen3_5MoeForConditionalGeneration": "qwen",
     "Qwen4ExpForConditionalGeneration": "qwen",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
 }
 """Architectures whose images we take."""
 
 TENSORS: dict[Family, str] = {
     "qwen": r"^(model\.)?(visual|vision_tower)\.",
+    "gemma3": r"^(model\.)?vision_tower\.",
     "gemma4": r"^(model\.)?vision_tower\.",
 }
 """What the names of a tower's tensors begin with."""
