@@ -63,10 +63,13 @@ def qwen(class_name: str, text: dict[str, Any]) -> Any:
 
 
 def gemma4(class_name: str, fields: dict[str, Any]) -> Any:
-    text, vision = fields["text"], fields["vision"]
+    text, vision = {**SHAPE, **GEMMA4, **fields["text"]}, {**GEMMA4_VISION, **fields["vision"]}
+    if "Unified" in class_name:
+        text = {name: value for name, value in text.items() if "per_layer_input" not in name}
+        vision = {"patch_size": 4} | fields["vision"]
     config = getattr(transformers, class_name)(
-        text_config={**SHAPE, **GEMMA4, **text},
-        vision_config={**GEMMA4_VISION, **vision},
+        text_config=text,
+        vision_config=vision,
         audio_config=None,
         image_token_id=IMAGE,
         video_token_id=121,
@@ -125,6 +128,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "hidden_size_per_layer_input": 16,
             },
             "vision": {"use_clipped_linears": True},
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedConfig",
+        "Gemma4UnifiedForConditionalGeneration",
+        {
+            # Wider than an image has tokens: what a narrower one hides, this model's reference shows.
+            "text": {"layer_types": [SLIDING, SLIDING, FULL], "sliding_window": 20},
+            "vision": {"pooling_kernel_size": 1, "mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32},
         },
     ),
     "gemma4_31b": (
@@ -238,8 +250,9 @@ def make(name: str, folder: Path) -> None:
         soften(model)
     p = config.vision_config.patch_size
     every = {"one": [(6, 6)], "two": [(6, 6), (6, 6)]} if family == "gemma3" else GRIDS
-    # In all tiny models squares of 2 × 2 patches become a token.
-    sizes = {kind: [r * c // 4 for r, c in grids] for kind, grids in every.items()}
+    every = {"one": [(3, 5)], "two": [(2, 4), (5, 1)]} if name == "gemma4_unified" else every
+    # In all tiny models but the unified one squares of 2 × 2 patches become a token.
+    sizes = {kind: [r * c // (1 if name == "gemma4_unified" else 4) for r, c in g] for kind, g in every.items()}
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
     for kind, (ids, offsets) in prompts(seed, sizes).items():

@@ -12,6 +12,7 @@ import numpy as np
 
 from arriero.image import ImagePatches, PlacedImage
 from arriero.model.contract import Batch, Features, Model, Span, vision_of
+from arriero.runner.images import RowImages
 
 GOLDENS = Path(__file__).parents[1] / "model" / "vision" / "goldens"
 PROMPTS = ("first", "between", "last", "two")
@@ -28,13 +29,14 @@ class Golden:
 
     @classmethod
     def load(cls, name: str, prompt: str) -> Golden:
+        merge = 1 if name == "gemma4_unified" else 2
         mean, deviation = (0.0, 1.0) if name.startswith("gemma4") else (0.5, 0.5)
         with np.load(GOLDENS / name / "golden.npz") as file:
             grids = file[f"{prompt}.grids"].tolist()
             images = [
                 PlacedImage(
                     offset=int(offset),
-                    patches=patches(file[f"{prompt}.pixels.{n}"], *grids[n], mean=mean, deviation=deviation),
+                    patches=patches(file[f"{prompt}.pixels.{n}"], *grids[n], merge, mean=mean, deviation=deviation),
                 )
                 for n, offset in enumerate(file[f"{prompt}.offsets"])
             ]
@@ -97,11 +99,18 @@ class SeeingRows:
 
 
 def seen(model: Model, golden: Golden, sizes: Sequence[int] = (), more: Sequence[int] = ()) -> np.ndarray:
-    """Logits of a golden's prompt (and `more`) in chunks of these sizes, over and over; in one without."""
+    """Logits of a golden's prompt (and `more`) in chunks of these sizes, over and over; in one without.
+
+    Chunks give way where a model's images must not be cut.
+    """
     rows = SeeingRows(model, [(golden.ids, golden.images)])
+    vision = vision_of(model)
+    assert vision is not None
+    images = RowImages(golden.images, vision, len(golden.ids))
     total, parts, turn = len(golden.ids) + len(more), [], 0
     while rows.positions[0] < total:
-        count = min(sizes[turn % len(sizes)] if sizes else total, total - rows.positions[0])
+        at = rows.positions[0]
+        count = images.whole(at, min(sizes[turn % len(sizes)] if sizes else total, total - at))
         parts.append(rows.logits([count], more))
         turn += 1
     return np.concatenate(parts)

@@ -19,7 +19,7 @@ from arriero.model.architectures import check_config
 from arriero.model.architectures.gemma4_experts import ExpertsConfig, ParallelExperts
 from arriero.model.architectures.gemma4_inputs import InputsConfig, LayerInput, LayerInputs, given
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache
+from arriero.model.contract import Batch, Cache, Vision
 from arriero.model.layers.attention import AttentionConfig, attend, attend_to
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder, find_root
@@ -29,6 +29,7 @@ from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape, LayerType
 from arriero.model.vision.gemma4 import load_tower
+from arriero.model.vision.gemma4_unified import load_embedder
 from arriero.runner.caches.full import KVCache
 from arriero.runner.caches.sliding import SlidingCache
 
@@ -360,7 +361,7 @@ class Model(Decoder):
         """Build from a checkpoint with activations of `dtype`."""
         config = Config.read(checkpoint.config)
         shape = config.shape
-        vision = load_tower(checkpoint, dtype, hidden=shape.hidden, atomic=config.mutual != "none")
+        vision = load_vision(checkpoint, dtype, config)
         left_out = SOUND if vision is not None else f"{SOUND}|{IMAGES}"
         layer_inputs = None
         if config.inputs is not None:
@@ -396,6 +397,16 @@ class Model(Decoder):
         """`[n, hidden]` to `[n, vocab]`, soft cap and suppressed tokens included."""
         logits = super().logits(hidden)
         return logits if self.suppressed is None else mx.where(self.suppressed, -mx.inf, logits)
+
+
+def load_vision(checkpoint: Checkpoint, dtype: mx.Dtype, config: Config) -> Vision | None:
+    """The tower, or what does without one; None where the checkpoint has neither."""
+    hidden, atomic = config.shape.hidden, config.mutual != "none"
+    windows = [attention.window for attention in config.attention if attention.window is not None]
+    longest = min(windows, default=config.shape.context_length)
+    return load_tower(checkpoint, dtype, hidden=hidden, atomic=atomic) or load_embedder(
+        checkpoint, dtype, hidden=hidden, atomic=atomic, longest=longest
+    )
 
 
 def report_towers(checkpoint: Checkpoint, architecture: str) -> None:

@@ -17,6 +17,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen4ExpForConditionalGeneration": "qwen",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
 }
 """Architectures whose images we take."""
 
@@ -24,6 +25,7 @@ TENSORS: dict[Family, str] = {
     "qwen": r"^(model\.)?(visual|vision_tower)\.",
     "gemma3": r"^(model\.)?vision_tower\.",
     "gemma4": r"^(model\.)?vision_tower\.",
+    "gemma4_unified": r"^(model\.)?(vision_embedder|embed_vision)\.",
 }
 """What the names of a tower's tensors begin with."""
 
