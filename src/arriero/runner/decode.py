@@ -18,6 +18,7 @@ from arriero.model.contract import Batch, Model, Span
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.prefill import Chunk
 from arriero.runner.row import Phase, Row
+from arriero.runner.speculation.speculator import Speculator
 
 
 class Sampled(Protocol):
@@ -85,13 +86,15 @@ class Pipeline:
 
     model: Model
     sampler: Sampler
+    speculator: Speculator | None = None
+    """Its drafts are told of every forward."""
     latest: Flight | None = None
     _marker: mx.array = field(default_factory=lambda: mx.zeros(1))
 
     def build(self, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
         """The graph of one forward: a token for each of `rows`, then the prompt tokens of `chunks`.
 
-        Rows that have sampled before come first; all of them took part in the latest flight.
+        Rows that took part in the latest flight come first; of the others the host knows the next token.
         `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
         """
         spans = [Span(i, 1, row.position, row.caches, row.layout) for i, row in enumerate(rows)]
@@ -99,7 +102,10 @@ class Pipeline:
         for chunk in chunks:
             spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches, chunk.row.layout))
             at += chunk.length
+        if self.speculator is not None:
+            self.speculator.before(rows)
         batch = self._batch(rows, chunks, spans)
+        batch.taps = () if self.speculator is None else self.speculator.taps
         owners = [*rows, *(chunk.row for chunk in chunks)]
         batch.features = [
             feature
@@ -107,7 +113,8 @@ class Pipeline:
             if row.images is not None
             for feature in row.images.features(span.position, span.length, span.start)
         ]
-        hidden = self.model.forward(batch).final
+        result = self.model.forward(batch)
+        hidden = result.final
 
         sampled = None
         outputs: list[mx.array] = []
@@ -115,8 +122,10 @@ class Pipeline:
             wanted = hidden if len(rows) == at else hidden[: len(rows)]
             sampled = self.sampler.sample([row.id for row in rows], self.model.logits(wanted))
             outputs += sampled.arrays()
+        if self.speculator is not None:
+            outputs += self.speculator.follow(rows, chunks, result)
         settled = [chunk.row for chunk in chunks] + (rows if settle else [])
-        states = [array for row in settled for cache in row.caches if cache is not None for array in cache.state()]
+        states = [array for row in settled for cache in row.held if cache is not None for array in cache.state()]
         marker = None
         if chunks:
             # Waiting on the states themselves would keep a second reference to the buffers that the next write reuses.
@@ -135,14 +144,14 @@ class Pipeline:
         return self.latest
 
     def _batch(self, rows: list[Row], chunks: list[Chunk], spans: list[Span]) -> Batch:
-        """The packed tokens `[T]`: the latest samples, then the prompts' last tokens, then the chunks."""
+        """The packed tokens `[T]`: the latest samples, then tokens that the host knows, then the chunks."""
         latest = self.latest
         lazy = latest.sampled.tokens if latest is not None and latest.sampled is not None else None
         if lazy is not None and not chunks and latest is not None and rows == latest.rows:
             return Batch(lazy, spans)
-        host = [row.prompt[-1:] for row in rows if not row.sampled]
+        host = [np.array([row.next_token], np.int32) for row in rows if row.slot is None]
         host += [chunk.row.prompt[chunk.start : chunk.end] for chunk in chunks]
-        running = [row.slot for row in rows if row.sampled]
+        running = [row.slot for row in rows if row.slot is not None]
         if lazy is None or not running:
             return Batch.of(np.concatenate(host), spans)
         picks = mx.take(lazy, mx.array(np.array(running, np.int32)))

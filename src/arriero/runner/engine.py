@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,9 +26,10 @@ from arriero.runner.memory import is_out_of_memory, readable
 from arriero.runner.messages import Failed, FromRunner, PrefillProgress, PrefixUsed, Submit, TokenLogprob, Tokens
 from arriero.runner.prefill import plan_chunks
 from arriero.runner.prefix.disk import DiskTier
-from arriero.runner.prefix.keys import common
+from arriero.runner.prefix.keys import common, second
 from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row, reserved_bytes
+from arriero.runner.speculation.speculator import Speculator
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ class Counts:
     snapshot_bytes: int = 0
     tokens_generated: int = 0
     tokens_prefilled: int = 0
+    draft_rounds: int = 0
+    drafts_judged: int = 0
+    drafts_accepted: int = 0
 
 
 class Engine:
@@ -79,8 +85,9 @@ class Engine:
         limits: Limits,
         ahead: bool | None = None,
         disk: DiskTier | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """`disk` keeps stored prefixes beyond the engine's life.
+        """`disk` keeps stored prefixes beyond the engine's life; without a `speculator` nothing is drafted.
 
         `ahead` launches each forward before the one before it is read; None = where launching does not block.
 
@@ -95,9 +102,11 @@ class Engine:
         self._ahead = not on_cpu() if ahead is None else ahead
         self._thread = threading.get_ident()
         self._reader = model if isinstance(model, ReadsAhead) else None
-        self.prefixes = PrefixStore(model, limits.prefix_bytes, disk)
+        self._speculator = speculator
+        self._slots = len(model.new_caches())
+        self.prefixes = PrefixStore(_together(model, speculator), limits.prefix_bytes, disk)
         """What earlier rows computed."""
-        self._pipeline = Pipeline(model, sampler)
+        self._pipeline = Pipeline(model, sampler, speculator)
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._reserved = 0
@@ -112,7 +121,8 @@ class Engine:
 
     def counts(self) -> Counts:
         """Figures of this moment."""
-        caches = sum(cache.nbytes for row in self._rows for cache in row.caches if cache is not None)
+        caches = sum(cache.nbytes for row in self._rows for cache in row.held if cache is not None)
+        drafts = self._speculator
         return Counts(
             len(self._rows),
             len(self._waiting),
@@ -121,6 +131,7 @@ class Engine:
             self.prefixes.nbytes,
             self._generated,
             self._prefilled,
+            *((0, 0, 0) if drafts is None else (drafts.rounds, drafts.judged, drafts.accepted)),
         )
 
     def drain(self) -> list[FromRunner]:
@@ -163,27 +174,55 @@ class Engine:
         self._make_room()
 
     def step(self) -> None:
-        """Admit, build and launch one forward, read the one before it.
+        """Admit, build and launch one forward, read the one before it; or a round of drafts and their verdict.
 
         What a request or a forward does wrong ends rows with `Failed`. Raises only when the device itself no longer
         works, after which the process is best ended.
         """
         self._check_thread()
-        previous = self._pipeline.latest
         try:
             self._admit()
-            flight = self._build()
-            if flight is not None and self._ahead:
-                flight.launch()
-            self._read_ahead()
-            if previous is not None:
-                self._read(previous)
-            if flight is not None and not self._ahead:
-                self._launch_late(flight)
+            if not self._speculate():
+                self._plain_step()
         except Exception as error:  # noqa: BLE001 - whatever a forward raises ends its rows, not the engine
             self._fail(error)
         if not self.busy:
             mx.clear_cache()
+
+    def _plain_step(self) -> None:
+        previous = self._pipeline.latest
+        flight = self._build()
+        if flight is not None and self._ahead:
+            flight.launch()
+        self._read_ahead()
+        if previous is not None:
+            self._read(previous)
+        if flight is not None and not self._ahead:
+            self._launch_late(flight)
+
+    def _speculate(self) -> bool:
+        """A round of drafts for the only row; False, perhaps with its latest token read, for a plain step."""
+        if self._speculator is None:
+            return False
+        depth = self._speculator.choose(self._rows, self._pipeline.latest is not None)
+        if not depth:
+            return False
+        row = self._rows[0]
+        previous, self._pipeline.latest = self._pipeline.latest, None
+        if previous is not None:
+            row.slot = None
+            self._read(previous)
+            if row.phase is Phase.DONE:
+                return True
+        run = self._speculator.round(row, depth)
+        if run is None:
+            return False
+        row.sampled += len(run.tokens)
+        self._deliver(row, run.tokens, run.logprobs)
+        if self._generated // CLEAR_EVERY > self._cleared_at:
+            self._cleared_at = self._generated // CLEAR_EVERY
+            mx.clear_cache()
+        return True
 
     def close(self) -> None:
         """End every row as cancelled and free the memory."""
@@ -214,13 +253,16 @@ class Engine:
             )
         room = context - length
         max_new = min(request.max_tokens, room) if request.max_tokens > 0 else room
-        needed = reserved_bytes(length + max_new, self.model.facts)
+        draft = None if self._speculator is None else self._speculator.draft
+        facts = [self.model.facts] if draft is None else [self.model.facts, draft.facts]
+        needed = reserved_bytes(length + max_new, *facts)
         if self.limits.cache_bytes and needed > self.limits.cache_bytes:
             raise OutOfMemory(
                 f"the request needs {readable(needed)} of cache for {length + max_new} tokens, but the model may use"
                 f" only {readable(self.limits.cache_bytes)}; lower num_ctx or num_predict"
             )
-        return Row(request, max_new, needed, self._images(request))
+        lookahead = 0 if self._speculator is None else self._speculator.lookahead
+        return Row(request, max_new, needed, self._images(request), lookahead)
 
     def _images(self, request: Submit) -> RowImages | None:
         """The images of a request that can run."""
@@ -253,7 +295,10 @@ class Engine:
                 self._leave([row])
                 self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
                 continue
-            row.admit(self.prefixes.begin(row.keys, row.request.boundaries))
+            reuse = self.prefixes.begin(row.keys, row.request.boundaries, len(row.prompt) - 1)
+            row.admit(reuse, self._slots)
+            if self._speculator is not None:
+                self._speculator.admit(row, reuse.caches[self._slots :])
             self._make_room()
             self._report(row)
 
@@ -289,15 +334,20 @@ class Engine:
         reuse = row.reuse
         if reuse is None or not self.limits.prefix_bytes:
             return
-        stored = [int(key) for key in reuse.differs]
-        self.outbox.append(PrefixUsed(row.id, len(row.prompt), reuse.matched, reuse.offset, stored))
+        matched, stored = reuse.matched, [int(key) for key in reuse.differs]
+        if row.lookahead and (matched or (stored and stored[0] >> 32 == int(row.prompt[0]))):
+            # A pair that differs differs in its second token: its first is the second of the pair before.
+            matched, stored = matched + 1, [second(key) for key in stored]
+        elif row.lookahead:
+            stored = [key >> 32 for key in stored]
+        self.outbox.append(PrefixUsed(row.id, len(row.prompt), matched, reuse.offset, stored))
 
     def _build(self) -> Flight | None:
         """The next forward, if any row has something to compute."""
         decoding = [row for row in self._rows if row.phase is Phase.DECODING and row.sampled < row.max_new]
-        running = [row for row in decoding if row.sampled]
+        running = [row for row in decoding if row.slot is not None]
         if len(running) != len(decoding):
-            running += [row for row in decoding if not row.sampled]
+            running += [row for row in decoding if row.slot is None]
         chunks = plan_chunks(self._rows, self._budget(decoding=bool(running)))
         if not running and not chunks:
             self._pipeline.latest = None
@@ -355,20 +405,28 @@ class Engine:
         for i, token in enumerate(flight.sampled.read_tokens()):
             row = flight.rows[i]
             if row.phase is not Phase.DONE:
-                self._deliver(row, token, logprobs[i] if logprobs else None)
+                if self._speculator is not None:
+                    self._speculator.stepped(row)
+                self._deliver(row, [token], logprobs and logprobs[i : i + 1])
 
-    def _deliver(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
-        row.outputs.append(token)
-        if token in row.stop_ids:
+    def _deliver(self, row: Row, tokens: list[int], logprobs: Sequence[TokenLogprob | None] | None) -> None:
+        """Tokens that were read, the last of which may be a stop token."""
+        row.outputs += tokens
+        stopped = tokens[-1] in row.stop_ids
+        said = tokens[:-1] if stopped else tokens
+        if said:
+            row.tokens_read(len(said))
+            self._generated += len(said)
+            asked = [found for found in (logprobs or [])[: len(said)] if found is not None]
+            self.outbox.append(Tokens(row.id, said, asked or None))
+        if stopped:
             self._finish(row, "stop")
-            return
-        row.token_read()
-        self._generated += 1
-        self.outbox.append(Tokens(row.id, [token], None if logprob is None else [logprob]))
-        if row.generated == row.max_new:
+        elif row.generated == row.max_new:
             self._finish(row, "length")
 
     def _finish(self, row: Row, reason: str) -> None:
+        if self._speculator is not None and row.phase is not Phase.WAITING:
+            self._speculator.settle(row)
         self._leave([row])
         finished = row.finish(reason)
         if row.reuse is not None:
@@ -396,6 +454,13 @@ class Engine:
         self._pipeline.latest = None
         mx.clear_cache()
         mx.eval(mx.zeros(1) + 1)
+
+
+def _together(model: Model, speculator: Speculator | None) -> Any:
+    """What makes the caches of a row, the target's and behind them its draft's."""
+    if speculator is None:
+        return model
+    return SimpleNamespace(new_caches=lambda: [*model.new_caches(), *speculator.new_caches()])
 
 
 def _described(error: Exception) -> tuple[str, str]:

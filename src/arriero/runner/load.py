@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from arriero.runner.messages import Failed, Loading, SamplingOptions, Submit
 from arriero.source import ModelSource
 
 log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.1
+"""Least time between two reports while a model is built."""
 
 PIECE_BYTES = 64 << 20
 """Weights evaluated between two progress reports."""
@@ -41,8 +45,28 @@ class Loaded:
     dtype: mx.Dtype
 
 
+class Progress:
+    """Tells, each time that it is called, how much of a model is in memory, but not too often."""
+
+    def __init__(self, total: int, report: Callable[[Loading], None]) -> None:
+        """`total` is the bytes that are expected; whoever is still lazy has none in memory."""
+        self._total = total
+        self._report = report
+        self._before = mx.get_active_memory()
+        self._told = -math.inf
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= REPORT_SECONDS:
+            self._told = now
+            done = max(0, mx.get_active_memory() - self._before)
+            self._report(Loading(min(done, self._total), self._total, "weights"))
+
+
 def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None], prefill: str = "") -> Loaded:
-    """Open, build and evaluate; `report` is called before the first byte and after each piece.
+    """Open, build and evaluate; `report` is called before the first byte and again and again until the last.
+
+    Building reads what has to be repacked, and evaluating the rest; until all is known, the total is that of the files.
 
     Raises LoadError and its kin for a checkpoint that cannot be loaded, a dtype or a prefill that we don't know.
     """
@@ -54,15 +78,20 @@ def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None]
     dtype = activation_dtype(dtype_name, checkpoint)
     if dtype == mx.float32:
         full_precision()
+    progress = Progress(checkpoint.nbytes, report)
+    checkpoint.on_load = progress
     model: Model = load_model(checkpoint, dtype)
     unused = checkpoint.unused()
     if unused:
         log.info("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused[:8]))
     del checkpoint
-    arrays = list({id(array): array for array in model.parameters()}.values())
+    held: dict[int, mx.array] = {}
+    for array in model.parameters():
+        held[id(array)] = array
+        progress()
+    arrays = list(held.values())
     total = sum(array.nbytes for array in arrays)
     done = 0
-    report(Loading(0, total, "weights"))
     for piece in _pieces(arrays):
         mx.eval(piece)
         done += sum(array.nbytes for array in piece)

@@ -56,6 +56,12 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Activation dtype; '' = the checkpoint's."""
     prefill: str = ""
     """How products of many tokens are computed: '' or 'exact', or 'int8'."""
+    speculation: str = ""
+    """What drafts: '' or 'auto' (the model's draft, else its own text), 'off', 'lookup' (its own text), 'draft'."""
+    draft_tokens: int = 0
+    """Most tokens drafted in a round; 0 = decided by the draft."""
+    draft: ModelSource | None = None
+    """The draft of another checkpoint; None = what the model's own holds, if any."""
     memory_limit: int = 0
     """Bytes that weights, caches and scratch may take together; 0 = no limit."""
     log_level: str = "INFO"
@@ -185,6 +191,24 @@ class Tokens(msgspec.Struct, tag="tokens"):
     logprobs: list[TokenLogprob] | None = None
 
 
+class SpeculationUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafting did for a row."""
+
+    kind: str
+    """`lookup`, or the draft's architecture."""
+    rounds: int
+    """Rounds with drafts; each gave what stayed and one token more."""
+    drafted: int
+    accepted: int
+    reached_by_position: list[int]
+    """How often the draft of each place in a round was looked at: until the first that did not stay."""
+    accepted_by_position: list[int]
+    plain_steps: int
+    """Steps that could have had drafts and went plainly: none were found, or they would not have paid."""
+    parked_ns: int
+    """Time of those steps."""
+
+
 class Finished(msgspec.Struct, tag="finished", kw_only=True):
     """The last message of a row."""
 
@@ -196,6 +220,8 @@ class Finished(msgspec.Struct, tag="finished", kw_only=True):
     generated_tokens: int
     prefill_ns: int
     decode_ns: int
+    speculation: SpeculationUsed | None = None
+    """None where nothing could draft."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -221,6 +247,11 @@ class Status(msgspec.Struct, tag="status_reply", kw_only=True):
     snapshot_bytes: int
     tokens_generated: int
     tokens_prefilled: int
+    speculation: str = ""
+    """What drafts: `lookup`, an architecture, or '' for nothing."""
+    drafts_judged: int = 0
+    drafts_accepted: int = 0
+    draft_rounds: int = 0
 
 
 FromRunner = Loading | Ready | LoadFailed | PrefixUsed | PrefillProgress | Tokens | Finished | Failed | Status

@@ -17,6 +17,8 @@ Keys = np.ndarray
 """uint64 `[n]`."""
 
 IMAGE_BIT = np.uint64(1 << 31)
+UNKNOWN = np.uint64((1 << 32) - 1)
+"""Stands for a token that nobody has read: it matches no prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,18 @@ def row_keys(tokens: np.ndarray | Sequence[int], media: Sequence[Media] = (), lo
         return single
     if lookahead != 1:
         raise ValueError(f"a draft looks 0 or 1 tokens ahead; got {lookahead}")
-    return (single[:-1] << np.uint64(32)) | single[1:]
+    return paired(single)
+
+
+def paired(single: Keys) -> Keys:
+    """The keys of pairs of neighbours, one fewer than there are of single positions."""
+    pairs: Keys = (single[:-1] << np.uint64(32)) | single[1:]
+    return pairs
+
+
+def second(key: int) -> int:
+    """What the second position of a pair is identified by."""
+    return key & int(UNKNOWN)
 
 
 def common(first: Keys, second: Keys) -> int:

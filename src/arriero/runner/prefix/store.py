@@ -66,15 +66,16 @@ class PrefixStore:
         """The trie itself."""
         return self._trie
 
-    def begin(self, keys: Keys, boundaries: Sequence[int] = ()) -> Reuse:
-        """Caches for a row with these keys, as far on as earlier rows got; its last position is always left to compute.
+    def begin(self, keys: Keys, boundaries: Sequence[int] = (), most: int | None = None) -> Reuse:
+        """Caches for a row with these keys, as far on as earlier rows got, at most to `most`.
 
+        By default that leaves the last key's position to compute; keys of pairs are one fewer than there are positions.
         `boundaries` are offsets where messages end. The row plans captures there, every RESTORE_EVERY positions, near
         the prompt's end, and where it leaves what is stored.
         """
         if not self._trie.budget:
             return Reuse(self._model.new_caches(), 0, 0)
-        most = len(keys) - 1
+        most = len(keys) - 1 if most is None else most
         found = self._trie.match(keys)
         length = min(found.length, most)
         caches = self._trie.take_rest(keys, length) if length else None

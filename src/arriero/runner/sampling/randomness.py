@@ -35,9 +35,13 @@ class Stream:
 
     def next(self) -> int:
         """64 random bits."""
-        bits = mix(self.seed, self.counter)
+        bits = self.peek(0)
         self.counter += 1
         return bits
+
+    def peek(self, ahead: int) -> int:
+        """What `next` will give after `ahead` more calls."""
+        return mix(self.seed, self.counter + ahead)
 
 
 def keys(seeds: Sequence[int]) -> mx.array:

@@ -165,6 +165,15 @@ class Sampler:
         stream = self._row(row).stream
         return source.draw(keys([stream.next() for _ in range(source.rows)]))
 
+    def peek(self, row: Hashable, source: Distribution, ahead: int = 0) -> mx.array:
+        """What `draw` would give after `ahead` more draws of the row; nothing changes until `skip`."""
+        stream = self._row(row).stream
+        return source.draw(keys([stream.peek(ahead + i) for i in range(source.rows)]))
+
+    def skip(self, row: Hashable, draws: int) -> None:
+        """Count draws that were taken with `peek`."""
+        self._row(row).stream.counter += draws
+
     def accept(self, row: Hashable, chance: mx.array) -> mx.array:
         """True with each of the probabilities `chance` `[d]` (1 and more = always), one draw for all of them."""
         return uniform(keys([self._row(row).stream.next()]), chance.shape[0])[0] < chance
@@ -174,6 +183,17 @@ class Sampler:
         self._row(row)
         if row in self._history:
             self._history.commit(row, tokens)
+
+    def described(self, row: Hashable, logits: mx.array, tokens: mx.array) -> Sampled:
+        """Tokens `[n]` of one row that were chosen elsewhere, with the log-probabilities that it asked for.
+
+        Each comes from its line of `logits` `[n, vocab]`.
+        """
+        wanted = self._row(row).alternatives
+        if wanted is None:
+            return Sampled(tokens)
+        asked = tuple((place, wanted) for place in range(tokens.shape[0]))
+        return Sampled(tokens, logprobs(logits, tokens, wanted), asked)
 
     def _row(self, row: Hashable) -> _Row:
         found = self._rows.get(row)
