@@ -70,3 +70,22 @@ def test_branches_neighbours_cancels_and_little_memory_change_no_token(model: Mo
         assert engine.prefixes.nbytes <= budget
         restored = [reply.prefix.restored for reply in replies.values() if reply.prefix is not None]
         assert budget < PLENTY or sum(restored) > 0
+
+
+def test_many_turns_with_room_for_few_states_restore_the_newest(model: Model) -> None:
+    """S05: of whole states the oldest go, and never the one that the next turn needs."""
+    facts = model.facts
+    new, reply = 3, 2
+    turns = min(30, (facts.context_length - 16) // (new + reply))
+    assert turns >= 8
+    rng = random.Random(2)
+    budget = 8 * facts.cache_bytes_fixed + 512 * facts.cache_bytes_per_token
+    engine = make_engine(model, prefix_bytes=budget)
+    prompt, hits = random_tokens(rng, model, 10), []
+    for _ in range(turns):
+        engine.submit(submit("a", prompt, reply))
+        answer = run(engine)["a"]
+        hits.append(answer.end.cached_tokens == len(prompt) - new - 1)
+        prompt = [*prompt, *answer.tokens, *random_tokens(rng, model, new)]
+    assert engine.prefixes.nbytes <= budget
+    assert hits == [False, *[True] * (turns - 1)]
