@@ -29,6 +29,8 @@ from tests.helpers.tiny_model import TinyModel
 class TinyCheckpoint:
     """Just enough of a checkpoint for `load`."""
 
+    nbytes = 0
+
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
 

@@ -191,7 +191,9 @@ def loop(parts: dict[str, Weight], x: mx.array, chosen: mx.array, weights: mx.ar
 
 
 def built(parts: dict[str, Weight]) -> Experts:
-    return Experts(parts["gate_proj"], parts["up_proj"], parts["down_proj"], "silu")
+    # Copies, since layers repack what they are given.
+    gate, up, down = (replace(parts[name]) for name in ("gate_proj", "up_proj", "down_proj"))
+    return Experts(gate, up, down, "silu")
 
 
 @pytest.mark.parametrize("how", [None, INT4, NVFP4, MXFP8], ids=["dense", "int4", "nvfp4", "mxfp8"])

@@ -136,5 +136,6 @@ class AttentionPart:
                     softcap=self.softcap,
                     window=self.window,
                     interleaved=self.interleaved,
+                    exact=all(matrix.exact for matrix in (*self.qkv, self.out)),
                 )
         return self._handles[dtype]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.packed import Packed, packable
 
 
 def take_rows(table: mx.array, ids: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -27,7 +28,9 @@ def take_quantized_rows(
     """The same of a packed table: only the rows that are asked for are decoded, in float32, then cast."""
     native = device.native()
     scaled_by_row = global_scale is not None and global_scale.size > 1
-    if native is not None and not scaled_by_row and native.supports(mode, bits, group_size, dtype):
+    # A table in MLX's layout of a format that the kernels pack belongs to nobody who multiplies with it.
+    taken = native is not None and not packable(mode, bits, group_size)
+    if native is not None and taken and not scaled_by_row and native.supports(mode, bits, group_size, dtype):
         return native.take_rows(
             w,
             scales,
@@ -50,6 +53,13 @@ def take_quantized_rows(
     if global_scale is not None:
         rows = rows * (global_scale if global_scale.size == 1 else mx.take(global_scale.reshape(-1), ids)[:, None])
     return rows.astype(dtype)
+
+
+def take_packed_rows(
+    packed: Packed, ids: mx.array, *, dtype: mx.Dtype, global_scale: mx.array | None = None
+) -> mx.array:
+    """The same of a table that is packed for products; `global_scale` is one number."""
+    return device.required().packed_rows(packed, ids, global_scale=global_scale, dtype=dtype)
 
 
 def dequantize(

@@ -58,5 +58,6 @@ class GatedPart:
                     down=matrices[-1],
                     after=self.after,
                     gelu=self.activation == "gelu_tanh",
+                    exact=all(matrix.exact for matrix in (*self.gate_up, self.down)),
                 )
         return self._handles[dtype]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.packed import Packed, pack
 
 
 def gather_matmul(x: mx.array, w: mx.array, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
@@ -35,8 +36,11 @@ def gather_quantized_matmul(
 ) -> mx.array:
     """Quantised experts, w `[experts, out, in · bits / 32]`; `global_scale` is float32, a scalar or one per expert.
 
-    `exact` as in `quantized_matmul`.
+    `exact` as in `quantized_matmul`; so is what it says about packing.
     """
+    packed = pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
+    if packed is not None:
+        return gather_packed_matmul(x, packed, indices, global_scale=global_scale, exact=exact)
     native = device.native()
     if native is not None and native.supports(mode, bits, group_size, x.dtype):
         return native.gather_qmm(
@@ -48,7 +52,7 @@ def gather_quantized_matmul(
             group_size=group_size,
             bits=bits,
             mode=mode,
-            global_scale=None if global_scale is None else mx.broadcast_to(global_scale.reshape(-1), (w.shape[0],)),
+            global_scale=_of_each(global_scale, w.shape[0]),
             exact=exact,
         )
     return quantized_graph(
@@ -63,6 +67,19 @@ def gather_quantized_matmul(
         global_scale=global_scale,
         sorted_indices=sorted_indices,
     )
+
+
+def gather_packed_matmul(
+    x: mx.array, packed: Packed, indices: mx.array, *, global_scale: mx.array | None = None, exact: bool = True
+) -> mx.array:
+    """The same of experts that are packed."""
+    scales = _of_each(global_scale, packed.experts)
+    return device.required().packed_gather(x, packed, indices, global_scale=scales, exact=exact)
+
+
+def _of_each(global_scale: mx.array | None, experts: int) -> mx.array | None:
+    """A global scale as one number an expert."""
+    return None if global_scale is None else mx.broadcast_to(global_scale.reshape(-1), (experts,))
 
 
 def graph(x: mx.array, w: mx.array, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:

@@ -10,14 +10,18 @@ import mlx.core as mx
 
 from arriero.kernels.device import CpuKernels
 from arriero.kernels.matmul import matmul
-from arriero.kernels.quantized_matmul import quantized_matmul
+from arriero.kernels.packed import Packed, pack
+from arriero.kernels.quantized_matmul import packed_matmul, quantized_matmul
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Matrix:
-    """`[out, in]`, packed in MLX's layout where there are scales; `bias` is `[out]`."""
+    """`[out, in]`: `packed` for the CPU kernels, else in MLX's layout where there are scales, else dense.
 
-    w: mx.array
+    `bias` is `[out]`.
+    """
+
+    w: mx.array | None = None
     scales: mx.array | None = None
     biases: mx.array | None = None
     group_size: int = 0
@@ -27,20 +31,23 @@ class Matrix:
     bias: mx.array | None = None
     exact: bool = True
     """As `quantized_matmul` takes it."""
+    packed: Packed | None = None
 
     @property
     def rows(self) -> int:
         """The size of a product's last axis."""
-        return int(self.w.shape[0])
+        return self._dense.shape[0] if self.packed is None else self.packed.rows
 
     def __call__(self, x: mx.array) -> mx.array:
         """`x @ Wᵀ (+ bias)` for x `[..., in]`, in x's dtype."""
-        if self.scales is None:
-            y = matmul(x, self.w)
+        if self.packed is not None:
+            y = packed_matmul(x, self.packed, global_scale=self.global_scale, exact=self.exact)
+        elif self.scales is None:
+            y = matmul(x, self._dense)
         else:
             y = quantized_matmul(
                 x,
-                self.w,
+                self._dense,
                 self.scales,
                 self.biases,
                 group_size=self.group_size,
@@ -55,20 +62,25 @@ class Matrix:
         """What the extension keeps of it; None where it has no product for this format and activations of `dtype`."""
         if self.bias is not None and self.bias.dtype != dtype:
             return None
-        if not self.exact and dtype != mx.float32:
+        how = {"global_scale": self.global_scale, "bias": self.bias}
+        if self.packed is not None:
+            return native.matrix(packed=self.packed, exact=self.exact, **how)
+        if self.scales is None:
+            return native.matrix(self._dense, None, None, **how)
+        kind: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+        packed = pack(self._dense, self.scales, self.biases, **kind)
+        if packed is not None:
+            return native.matrix(packed=packed, exact=self.exact, **how)
+        if not native.supports(self.mode, self.bits, self.group_size, dtype):
             return None
-        if self.scales is not None and not native.supports(self.mode, self.bits, self.group_size, dtype):
-            return None
-        return native.matrix(
-            self.w,
-            self.scales,
-            self.biases,
-            group_size=self.group_size,
-            bits=self.bits,
-            mode=self.mode,
-            global_scale=self.global_scale,
-            bias=self.bias,
-        )
+        return native.matrix(self._dense, self.scales, self.biases, **kind, **how)
+
+    @property
+    def _dense(self) -> mx.array:
+        """The words or numbers of a matrix that is not packed."""
+        if self.w is None:
+            raise ValueError("a matrix is made of an array or of a packed matrix, and this one of neither")
+        return self.w
 
 
 def products(x: mx.array, matrices: Sequence[Matrix], sizes: Sequence[int]) -> list[mx.array]:

@@ -1,10 +1,11 @@
-"""Product of packed rows with a quantised matrix in MLX's packed layout."""
+"""Product of packed rows with a quantised matrix, in MLX's layout or in that of the CPU kernels."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.packed import Packed, pack
 
 
 def quantized_matmul(
@@ -24,14 +25,25 @@ def quantized_matmul(
     Affine scales and biases may be float16, bfloat16 or float32 whatever x is. `global_scale` (float32, scalar or one
     per output row) multiplies the result in float32, before the cast to x's dtype. Without `exact`, products of many
     16-bit rows may round them to 8 bits per group, where that is faster.
+
+    On the CPU the kernels want most formats packed: a matrix that is used again is better packed once (`pack`).
     """
     native = device.native()
-    scaled_by_row = global_scale is not None and global_scale.size > 1
-    if native is None or scaled_by_row or not native.supports(mode, bits, group_size, x.dtype):
+    if native is None or (global_scale is not None and global_scale.size > 1):
+        return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+    packed = pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
+    if packed is not None:
+        return packed_matmul(x, packed, global_scale=global_scale, exact=exact)
+    if not native.supports(mode, bits, group_size, x.dtype):
         return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
     return native.quantized_matmul(
         x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale, exact=exact
     )
+
+
+def packed_matmul(x: mx.array, packed: Packed, *, global_scale: mx.array | None = None, exact: bool = True) -> mx.array:
+    """The same of a matrix that is packed; `global_scale` is one number."""
+    return device.required().packed_matmul(x, packed, global_scale=global_scale, exact=exact)
 
 
 def graph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -33,6 +34,8 @@ class Checkpoint:
     """Where it came from, for the few conventions that differ (GGUF bakes `1 + w` into Gemma's norms)."""
     exact: bool = True
     """What the weights that it gives say: see `Weight.exact`."""
+    on_load: Callable[[], None] | None = None
+    """Called before each tensor is taken, so that a load can tell how far it is."""
 
     def __init__(
         self,
@@ -107,6 +110,8 @@ class Checkpoint:
         found = self._find(name)
         if name in self._hosted:
             raise CheckpointError(f"{self.label}: tensor {name} is kept on the host and cannot be loaded as well")
+        if self.on_load is not None:
+            self.on_load()
         weight = found.load()
         self._loaded.add(name)
         return weight

@@ -1,25 +1,32 @@
 """A weight matrix as a checkpoint holds it: dense, or packed with its scales.
 
 Shape words: `[out, in]`, or `[experts, out, in]` for a stack. Groups run along the input axis, so rows can be sliced,
-permuted and concatenated without touching a code.
+permuted and concatenated without touching a code. That ends when a product first asks for the matrix: on the CPU it is
+then repacked for the kernels, and the arrays of the checkpoint are let go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
 
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels.packed import Packed, pack
 from arriero.model.quantization import Mode, Quantization
 
 __all__ = ["Mode", "Quantization", "Weight", "concatenate_rows", "stack_experts"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Weight:
-    """One matrix. Dense when `quantization` is None; otherwise `data` is MLX's packed uint32."""
+    """One matrix. Dense when `quantization` is None; otherwise `data` is MLX's packed uint32.
+
+    Once `packed` or `arrays` has repacked it, `data`, `scales` and `biases` are gone: reading them, and with them
+    `rows`, raises RuntimeError. Shape, format and size stay.
+    """
 
     data: mx.array
     quantization: Quantization | None = None
@@ -30,10 +37,16 @@ class Weight:
     """Float32 multiplier of an NVFP4 tensor: scalar, or one per expert."""
     exact: bool = True
     """False: products with many rows may round 16-bit activations to 8 bits where that is faster."""
+    _packed: Packed | None = field(default=None, init=False)
+    _parts: list[mx.array] = field(default_factory=list, init=False)
+    """The arrays of the packed matrix, so that one of them is the same object whoever asks."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape, unpacked."""
+        if self._packed is not None:
+            matrix = (self._packed.rows, self._packed.columns)
+            return (self._packed.experts, *matrix) if self._packed.experts else matrix
         shape = tuple(self.data.shape)
         if self.quantization is None:
             return shape
@@ -41,11 +54,51 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        return sum(array.nbytes for array in self._held())
 
     def arrays(self) -> list[mx.array]:
-        """Every array of this weight."""
-        return [a for a in (self.data, self.scales, self.biases, self.global_scale) if a is not None]
+        """Every array of this weight as products read it: packed where they want that."""
+        self.packed()
+        return self._held()
+
+    def packed(self) -> Packed | None:
+        """The matrix repacked for the kernels, once, whoever asks; None where they read it as it is.
+
+        Computes the arrays that it is made of. Layers ask as soon as they are built, so that a load never holds more
+        than one matrix in both layouts.
+        """
+        how = self.quantization
+        if self._packed is not None or how is None:
+            return self._packed
+        if self.scales is None:
+            raise CheckpointError("a packed matrix has no scales")
+        if self.global_scale is not None and self.global_scale.size > 1 and self.data.ndim == 2:
+            return None  # one number for each row, which the kernels don't take
+        self._packed = pack(
+            self.data, self.scales, self.biases, group_size=how.group_size, bits=how.bits, mode=how.mode
+        )
+        if self._packed is not None:
+            self._parts = list(self._packed.arrays)
+            del self.data, self.scales, self.biases
+        return self._packed
+
+    def _held(self) -> list[mx.array]:
+        if self._packed is None:
+            parts = [self.data, self.scales, self.biases, self.global_scale]
+        else:
+            parts = [*self._parts, self.global_scale]
+        return [part for part in parts if part is not None]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Called for what is not there."""
+            if name in ("data", "scales", "biases"):
+                raise RuntimeError(
+                    f"the {name} of this matrix were repacked for the CPU kernels when a product first asked for it; "
+                    "take rows, and join matrices, before"
+                )
+            raise AttributeError(f"a weight has no {name}")
 
     def astype(self, dtype: mx.Dtype) -> Weight:
         """A dense matrix in another dtype; a packed one stays as it is."""

@@ -15,7 +15,7 @@ from arriero.errors import LoadError
 from arriero.kernels.device import native, on_cpu
 from arriero.model.architectures import load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Model
+from arriero.model.contract import Draft, Model
 from arriero.runner.engine import Engine
 from arriero.runner.memory import readable
 from arriero.runner.messages import Failed, Loading, SamplingOptions, Submit
@@ -42,7 +42,9 @@ class Loaded:
 
     model: Model
     weight_bytes: int
+    """Of the model and its draft."""
     dtype: mx.Dtype
+    draft: Draft | None = None
 
 
 class Progress:
@@ -63,7 +65,17 @@ class Progress:
             self._report(Loading(min(done, self._total), self._total, "weights"))
 
 
-def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None], prefill: str = "") -> Loaded:
+FindDraft = Callable[[Checkpoint, Model, mx.Dtype], "Draft | None"]
+"""From a model and what it was built of to its draft."""
+
+
+def load(
+    source: ModelSource,
+    dtype_name: str,
+    report: Callable[[Loading], None],
+    prefill: str = "",
+    find_draft: FindDraft | None = None,
+) -> Loaded:
     """Open, build and evaluate; `report` is called before the first byte and again and again until the last.
 
     Building reads what has to be repacked, and evaluating the rest; until all is known, the total is that of the files.
@@ -81,12 +93,13 @@ def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None]
     progress = Progress(checkpoint.nbytes, report)
     checkpoint.on_load = progress
     model: Model = load_model(checkpoint, dtype)
+    draft = None if find_draft is None else find_draft(checkpoint, model, dtype)
     unused = checkpoint.unused()
     if unused:
         log.info("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused[:8]))
     del checkpoint
     held: dict[int, mx.array] = {}
-    for array in model.parameters():
+    for array in [*model.parameters(), *(() if draft is None else draft.parameters())]:
         held[id(array)] = array
         progress()
     arrays = list(held.values())
@@ -98,16 +111,16 @@ def load(source: ModelSource, dtype_name: str, report: Callable[[Loading], None]
         report(Loading(done, total, "weights"))
     seconds = time.monotonic() - started
     log.info("%s of weights in %.2f s, %.2f GB/s", readable(total), seconds, total / max(seconds, 1e-9) / 1e9)
-    return Loaded(model, total, dtype)
+    return Loaded(model, total, dtype, draft)
 
 
 def warm_up(engine: Engine) -> None:
     """Answer once, so that kernels are built and pages touched before the first request; raises LoadError."""
-    length = min(WARM_UP_TOKENS, engine.limits.context_length - 2)
+    length = min(WARM_UP_TOKENS, engine.limits.context_length - 4)
     if length < 1:
         raise LoadError(f"a context of {engine.limits.context_length} tokens is too short to answer anything")
     tokens = [i % engine.model.facts.vocab_size for i in range(length)]
-    engine.submit(Submit(id="warm-up", tokens=tokens, max_tokens=2, stop_tokens=[], sampling=SamplingOptions(seed=0)))
+    engine.submit(Submit(id="warm-up", tokens=tokens, max_tokens=4, stop_tokens=[], sampling=SamplingOptions(seed=0)))
     while engine.busy:
         engine.step()
     for message in engine.drain():

@@ -156,8 +156,12 @@ class Decoder:
         return self.head(hidden)
 
     def parameters(self) -> Iterable[mx.array]:
-        """Every array of the model, each once."""
-        return list({id(array): array for array in arrays(self)}.values())
+        """Every array of the model, each once, as they are found: matrices are repacked on the way."""
+        found: dict[int, mx.array] = {}
+        for array in arrays(self):
+            if id(array) not in found:
+                found[id(array)] = array
+                yield array
 
 
 def arrays(value: Any) -> Iterator[mx.array]:

@@ -10,7 +10,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
-from arriero.kernels.embedding import take_quantized_rows, take_rows
+from arriero.kernels.embedding import take_packed_rows, take_quantized_rows, take_rows
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Features
 from arriero.model.layers.linear import Linear, expect_shape
@@ -38,6 +38,9 @@ class Embedding:
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """Ids `[T]` to rows `[T, hidden]`, without any scale."""
+        packed = self.weight.packed()
+        if packed is not None:
+            return take_packed_rows(packed, tokens, dtype=self.dtype, global_scale=self.weight.global_scale)
         how = self.weight.quantization
         if how is None:
             return take_rows(self.weight.data, tokens, self.dtype)
@@ -56,7 +59,7 @@ class Embedding:
         )
 
     def as_linear(self) -> Linear:
-        """The tied output head, over the same arrays."""
+        """The tied output head: the same weight, held once whatever its layout."""
         return Linear(self.weight)
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
 from arriero.kernels.device import native
-from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
+from arriero.kernels.gather_matmul import gather_matmul, gather_packed_matmul, gather_quantized_matmul
 from arriero.kernels.topk import top_k
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -87,6 +87,9 @@ def best_experts(scores: mx.array, count: int) -> mx.array:
 
 def expert_product(x: mx.array, bank: Weight, indices: mx.array, *, sorted_indices: bool = False) -> mx.array:
     """Rows x `[R, in]` through the experts `indices` `[R]` or `[R, k]`: `[R, out]` or `[R, k, out]`, in x's dtype."""
+    packed = bank.packed()
+    if packed is not None:
+        return gather_packed_matmul(x, packed, indices, global_scale=bank.global_scale, exact=bank.exact)
     if bank.quantization is None:
         return gather_matmul(x, bank.data, indices, sorted_indices=sorted_indices)
     if bank.scales is None:
@@ -118,6 +121,8 @@ class Experts:
         joined = concatenate_rows([gate, up])
         self.gate_up = [gate, up] if joined is None else [joined]
         self.down = down
+        for bank in (*self.gate_up, down):
+            bank.packed()
         self.activation: Activation = activation
 
     @classmethod

@@ -56,7 +56,7 @@ class ShardedTable:
         self.starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
         self.factors = factors
         self.dtype = dtype
-        self.weights = list(weights)
+        self.weights = [(w.data, w.scales, w.biases) for w in weights]
         parts = ("data", "scales", "biases") if layout.quantization is not None else ("data",)
         columns = [[getattr(view, part) for view in views if getattr(view, part) is not None] for part in parts]
         self.files = FileRows([column for column in columns if column], self.starts) if views else None
@@ -148,15 +148,10 @@ class ShardedTable:
 
     def _held(self, used: list[int], local: list[np.ndarray]) -> list[mx.array | None]:
         """Chosen rows and their scales and zero points, from loaded shards."""
-        weights = [self.weights[shard] for shard in used]
         indices = [mx.array(index.astype(np.int32)) for index in local]
-        columns: list[list[mx.array | None]] = [
-            [w.data for w in weights],
-            [w.scales for w in weights],
-            [w.biases for w in weights],
-        ]
         found: list[mx.array | None] = []
-        for column in columns:
+        for which in range(3):
+            column = [self.weights[shard][which] for shard in used]
             parts = [part[index] for part, index in zip(column, indices, strict=True) if part is not None]
             found.append(mx.concatenate(parts) if parts else None)
         return found

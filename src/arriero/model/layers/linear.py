@@ -16,6 +16,9 @@ from arriero.model.weight import Weight, concatenate_rows
 
 def matrix(weight: Weight, bias: mx.array | None = None) -> Matrix:
     """A weight as kernels take it, global scale included."""
+    packed = weight.packed()
+    if packed is not None:
+        return Matrix(packed=packed, global_scale=weight.global_scale, bias=bias, exact=weight.exact)
     how = weight.quantization
     if how is None:
         return Matrix(weight.data, bias=bias)
@@ -96,6 +99,8 @@ class FusedLinear:
         else:
             vectors = [b for b in biases if b is not None]
             self.parts = [Linear(joined, mx.concatenate(vectors) if vectors else None)]
+        for part in self.parts:
+            part.weight.packed()
 
     @property
     def matrices(self) -> list[Matrix]:

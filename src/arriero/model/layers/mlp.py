@@ -41,6 +41,7 @@ class GatedMLP:
     def __init__(self, gate: Linear, up: Linear, down: Linear, activation: Activation) -> None:
         self.gate_up = FusedLinear([gate, up])
         self.down = down
+        down.weight.packed()
         self.activation: Activation = activation
 
     @classmethod
