@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.model.contract import Batch, Model, Span
+from arriero.model.contract import Batch, Layout, Model, Span
 from arriero.model.drafts import load_draft
 from arriero.model.drafts.dflash import BlockDraft
 from arriero.model.drafts.dflash2 import SelectingBlockDraft
@@ -156,6 +156,19 @@ def test_rewinding_and_restoring_give_the_same_bits_as_never_having_gone_on(
         assert snapshot is not None
         assert cache.restore(snapshot)
     np.testing.assert_array_equal(np.array(draft.forward(one_row(block(draft, 9), offset, fresh))), expected)
+
+
+def test_images_of_the_target_move_no_position_of_the_draft(draft: BlockDraft, taps: mx.array) -> None:
+    image = np.tile(np.arange(20, dtype=np.int32), (3, 1))
+    image[:, 5:9] = 5
+    layout, plain, caches = Layout(image, -3), draft.new_caches(), draft.new_caches()
+    draft.commit(one_row([0] * 20, 0, plain), taps[:20])
+    draft.commit(Batch(mx.zeros(20, mx.int32), [Span(0, 20, 0, caches, layout)]), taps[:20])
+    for found, expected in zip(cache_bits(caches), cache_bits(plain), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    batch = Batch(mx.zeros(2, mx.int32), [Span(0, 2, 20, caches, layout)])
+    found = draft.propose(batch, taps[20:22], mx.array([3]), 2, Picks()).tolist()
+    assert found == draft.propose(one_row([0] * 2, 20, plain), taps[20:22], mx.array([3]), 2, Picks()).tolist()
 
 
 def test_long_after_the_window_one_row_at_a_time_is_as_good_as_all_at_once(draft: BlockDraft) -> None:

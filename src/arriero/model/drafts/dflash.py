@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self
 
 import mlx.core as mx
@@ -94,6 +95,9 @@ class BlockDraft(Draft):
         return caches
 
     def commit(self, batch: Batch, states: mx.array) -> None:
+        if any(span.layout is not None for span in batch.spans):
+            # Where the target places images on several axes, the draft counts tokens: images are in the taps.
+            batch = Batch(batch.tokens, [replace(span, layout=None) for span in batch.spans])
         context = self.context(states)
         for slot, layer in enumerate(self.layers):
             layer.extend(context, batch, slot)
