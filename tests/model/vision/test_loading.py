@@ -14,6 +14,7 @@ from arriero.model.architectures import load_model
 from arriero.model.contract import Layout, Model, vision_of
 from arriero.model.vision import family_of, tower_of
 from arriero.model.vision.qwen import block_order
+from arriero.model.weight import Quantization, Weight
 from tests.helpers.memory_checkpoint import MemoryCheckpoint
 from tests.helpers.pictures import GOLDENS, Golden, patches, seen
 
@@ -112,6 +113,21 @@ def test_gemmas_tower_is_found_under_older_names(name: str) -> None:
     model = load_model(MemoryCheckpoint(original.config, tensors).typed(), mx.float32)
     expected = features(load_model(original.typed(), mx.float32), name)
     np.testing.assert_array_equal(features(model, name), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", [Quantization("affine", 8, 32), Quantization("mxfp8", 8, 32)], ids=["affine", "mxfp8"])
+def test_a_packed_tower_gives_what_its_numbers_mean(name: str, how: Quantization) -> None:
+    original = golden(name)
+    norms = ("norm", "ln", "bias", "mm_input", "position_embedding_table", "patch_embed", "_min", "_max", "std_")
+    packed = MemoryCheckpoint(original.config, dict(original.tensors))
+    for tensor in tower_names(original):
+        if not any(word in tensor for word in norms):
+            packed.tensors |= MemoryCheckpoint({}, {tensor: original.tensors[tensor]}).quantized(how, "weight").tensors
+    assert sum(isinstance(packed.tensors[tensor], Weight) for tensor in tower_names(packed))
+    found = features(load_model(packed.typed(), mx.float32), name)
+    expected = features(load_model(packed.dequantized().typed(), mx.float32), name)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

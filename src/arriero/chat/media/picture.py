@@ -48,7 +48,8 @@ def read_picture(data: bytes) -> Image.Image:
     width, height = image.size
     if not 0 < width * height <= MAX_PIXELS:
         raise _too_large(width, height)
-    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+    # Not `n_frames`, which walks through all frames of a file to count them.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
         log.warning("an animated %s is taken as a still picture: its first frame", KINDS[str(image.format)])
     try:
         return _upright(image)
