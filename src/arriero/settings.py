@@ -116,6 +116,10 @@ class Settings:
     """Folder where they are kept beyond a runner's life; None = they are not."""
     cache_limit: int
     """Bytes that this folder may hold."""
+    speculation: str
+    """What drafts tokens: '' or 'auto', 'off', 'lookup' or 'draft'. A runner refuses any other."""
+    draft_tokens: int
+    """Most tokens drafted in a round; 0 = decided by the draft."""
     prefill: str
     """How products of many tokens are computed: '' or 'exact', or 'int8'. A runner refuses any other."""
 
@@ -151,6 +155,8 @@ class Settings:
             prefix_cache=_read("PREFIX_CACHE", -1, _count, env),
             cache_dir=Path(cache_dir).expanduser() if (cache_dir := raw("CACHE_DIR", env)) else None,
             cache_limit=_read("CACHE_LIMIT", 20 << 30, _count, env),
+            speculation=_read("SPECULATION", "", str, env),
+            draft_tokens=_read("DRAFT_TOKENS", 0, _count, env),
             prefill=_read("PREFILL", "", str, env),
         )
 

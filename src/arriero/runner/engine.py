@@ -119,6 +119,11 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._rows or self._waiting or self._pipeline.latest is not None)
 
+    @property
+    def speculation(self) -> str:
+        """What drafts; '' for nothing."""
+        return "" if self._speculator is None else self._speculator.kind
+
     def counts(self) -> Counts:
         """Figures of this moment."""
         caches = sum(cache.nbytes for row in self._rows for cache in row.held if cache is not None)

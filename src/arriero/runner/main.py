@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -35,6 +36,8 @@ from arriero.runner.parent import bind_to_parent
 from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.fingerprint import fingerprint
 from arriero.runner.sampling import Sampler
+from arriero.runner.speculation.controller import Depths, EveryRound
+from arriero.runner.speculation.opening import make_speculator, open_draft
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +122,8 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
             raise Interrupted
         channel.send([progress])
 
-    loaded = load(config.source, config.dtype, report, config.prefill)
-    facts = loaded.model.facts
+    loaded = load(config.source, config.dtype, report, config.prefill, partial(open_draft, config))
+    facts, draft = loaded.model.facts, loaded.draft
     context = min(config.context_length, facts.context_length) or facts.context_length
     limits = Limits(
         context_length=context,
@@ -130,17 +133,23 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
         prefix_bytes=default_prefix_bytes() if config.prefix_bytes < 0 else config.prefix_bytes,
     )
     report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
-    warm_up(Engine(loaded.model, Sampler(facts.vocab_size, context), replace(limits, prefix_bytes=0)))
+
+    def engine(limits: Limits, disk: DiskTier | None = None, depths: Depths | None = None) -> Engine:
+        sampler = Sampler(facts.vocab_size, context)
+        speculator = make_speculator(config, loaded.model, sampler, draft, depths)
+        return Engine(loaded.model, sampler, limits, disk=disk, speculator=speculator)
+
+    warm_up(engine(replace(limits, prefix_bytes=0), depths=EveryRound()))
     wire_weights()
-    engine = Engine(loaded.model, Sampler(facts.vocab_size, context), limits, disk=_disk(config, str(loaded.dtype)))
+    disk = _disk(config, str(loaded.dtype), "" if draft is None else draft.facts.architecture)
     mx.reset_peak_memory()
-    return engine, Ready(
+    return engine(limits, disk), Ready(
         architecture=facts.architecture,
         context_length=context,
         vocab_size=facts.vocab_size,
         weight_bytes=loaded.weight_bytes,
-        cache_bytes_per_token=facts.cache_bytes_per_token,
-        cache_bytes_fixed=facts.cache_bytes_fixed,
+        cache_bytes_per_token=facts.cache_bytes_per_token + (draft.facts.cache_bytes_per_token if draft else 0),
+        cache_bytes_fixed=facts.cache_bytes_fixed + (draft.facts.cache_bytes_fixed if draft else 0),
         max_rows=limits.max_rows,
         device=device_name(),
         dtype=str(loaded.dtype).removeprefix("mlx.core."),
@@ -148,11 +157,13 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
     )
 
 
-def _disk(config: RunnerConfig, dtype: str) -> DiskTier | None:
+def _disk(config: RunnerConfig, dtype: str, draft: str) -> DiskTier | None:
     """Where stored prefixes outlive this process; None, and a warning, when the folder can't be used."""
     if not config.prefix_folder:
         return None
-    folder = Path(config.prefix_folder) / fingerprint(config.source, dtype, device_name(), config.prefill)
+    folder = Path(config.prefix_folder) / fingerprint(
+        config.source, dtype, device_name(), config.prefill, draft, config.draft
+    )
     try:
         return DiskTier(folder, config.prefix_folder_bytes)
     except OSError as error:
@@ -189,5 +200,9 @@ def _publish(engine: Engine, channel: Channel) -> None:
             snapshot_bytes=counts.snapshot_bytes,
             tokens_generated=counts.tokens_generated,
             tokens_prefilled=counts.tokens_prefilled,
+            speculation=engine.speculation,
+            draft_rounds=counts.draft_rounds,
+            drafts_judged=counts.drafts_judged,
+            drafts_accepted=counts.drafts_accepted,
         )
     )

@@ -222,6 +222,8 @@ class Loader:
             prefix_folder_bytes=self._settings.cache_limit,
             dtype=self._settings.dtype,
             prefill=self._settings.prefill,
+            speculation=self._settings.speculation,
+            draft_tokens=self._settings.draft_tokens,
             log_level="DEBUG" if self._settings.debug else "INFO",
             parent_pid=os.getpid(),
         )

@@ -20,8 +20,10 @@ HEAD = 1 << 20
 """Bytes of a file that are read: enough for any header, which names all tensors and where they are."""
 
 
-def fingerprint(source: ModelSource, dtype: str, device: str, prefill: str) -> str:
-    """The name of the folder of a model's stored prefixes.
+def fingerprint(
+    source: ModelSource, dtype: str, device: str, prefill: str, draft: str = "", draft_source: ModelSource | None = None
+) -> str:
+    """The name of the folder of the stored prefixes of a model and its draft, whose caches are stored together.
 
     Files named by their own hash are known by it; others by their sizes, times of change and first bytes.
     """
@@ -34,10 +36,11 @@ def fingerprint(source: ModelSource, dtype: str, device: str, prefill: str) -> s
         dtype,
         device,
         prefill,
+        draft,
         kernels.probe() if kernels is not None else "plain",
     )
     total.update(repr(how).encode())
-    for path in _files(source):
+    for path in [*_files(source), *(() if draft_source is None else _files(draft_source))]:
         total.update(_identity(path))
     return total.hexdigest()
 

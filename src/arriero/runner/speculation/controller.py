@@ -43,6 +43,19 @@ class Depths(Protocol):
         ...
 
 
+class EveryRound:
+    """As many as there can be, always: for trying a draft out."""
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def next(self, most: int) -> int:
+        return most
+
+    def observe(self, drafted: int, accepted: int, judged: int, produced: int, seconds: float) -> None:
+        """Nothing is learned."""
+
+
 class Account:
     """What a request's tokens took, and what plain decoding would have taken, in seconds."""
 
