@@ -24,13 +24,17 @@ class LazyFiles:
     def __init__(self, most_open: int | None = None) -> None:
         self._most_open = most_open
         self._arrays: dict[Path, dict[str, mx.array]] = {}
+        self._copied: dict[Path, bool] = {}
         self._lazy: list[mx.array] = []
         self._opened = 0
 
     def take(self, part: Part) -> mx.array:
         """The array of one tensor in its stored dtype (8-bit floats as uint8 codes)."""
         path, name = part.file.path, part.span.name
-        if _MAPPED_ONLY.intersection(span.dtype for span in part.file.tensors.values()):
+        if path not in self._copied:
+            # Once a file: files of experts hold thousands of tensors, and each is taken by itself.
+            self._copied[path] = not _MAPPED_ONLY.isdisjoint(span.dtype for span in part.file.tensors.values())
+        if self._copied[path]:
             return _copy(part)
         arrays = self._arrays.get(path)
         if arrays is None or name not in arrays:
