@@ -144,6 +144,24 @@ def test_the_base_of_the_rotation_is_found_wherever_it_is_and_whole_heads_turn(s
     assert (rope.theta, rope.partial, rope.kind) == (5e6, 1.0, "default")
 
 
+def test_lagunas_drafts_turn_what_their_configuration_says_for_their_type_of_layer() -> None:
+    laguna = draft_checkpoint("dflash_laguna").config
+    full = {"rope_type": "default", "rope_theta": 5e5}
+    sliding = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    rope = Config.read(laguna | {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}).rope
+    assert (rope.theta, rope.partial) == (1e4, 0.5)
+    rope = Config.read(laguna | {"rope_parameters": full}).rope
+    assert (rope.theta, rope.partial) == (5e5, 1.0)
+    bare = {key: value for key, value in laguna.items() if key != "rope_parameters"}
+    assert Config.read(bare | {"rope_theta": 7e5}).rope.theta == 7e5
+    windowed = {"rope_parameters": full, "swa_rope_parameters": sliding}
+    assert Config.read(bare | windowed).rope.theta == 1e4
+    with pytest.raises(CheckpointError, match=r"layer_types.*one type"):
+        Config.read(laguna | {"layer_types": ["full_attention", "sliding_attention"]})
+    with pytest.raises(CheckpointError, match=r"gating.*per-head.*per-element"):
+        Config.read(laguna | {"gating": "per-element"})
+
+
 def test_a_rotation_of_yarn_is_honoured() -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e7, "factor": 64, "original_max_position_embeddings": 4096}
     assert config(rope_parameters=yarn).rope.kind == "yarn"

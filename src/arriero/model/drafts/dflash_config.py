@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from arriero.errors import CheckpointError
+from arriero.model.architectures.laguna import read_rope as read_laguna_rope
 from arriero.model.drafts import check_config
 from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.config import Fields
 from arriero.model.layers.mlp import Activation, activation
 from arriero.model.layers.rope import AXES, RopeConfig
-from arriero.model.layers.shape import LAYER_TYPES, MAX_LAYERS
+from arriero.model.layers.shape import LAYER_TYPES, MAX_LAYERS, LayerType
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "attention_sink_bias": (None, False),
@@ -107,8 +108,11 @@ class Config:
             if layer.window is not None and not sees_less and block > layer.window:
                 raise where("block_size").wrong("block_size", f"at most sliding_window ({layer.window})", block)
         laguna = architecture == "DFlashLagunaForCausalLM"
+        kinds: set[LayerType] = {LAYER_TYPES[layer.window is not None] for layer in attention}
         if laguna and top.get("gating", "per-head") not in ("per-head", True):
             raise top.wrong("gating", "per-head", top.get("gating"))
+        if laguna and len(kinds) > 1:
+            raise top.wrong("layer_types", "layers of one type, as all of Laguna's drafts have", top.get("layer_types"))
         cap = where("final_logit_softcapping").get("final_logit_softcapping")
         two = architecture == "DFlash2DraftModel"
         return cls(
@@ -120,7 +124,7 @@ class Config:
             activation=activation(top, "hidden_act", default="silu"),
             attention=attention,
             causal=causal,
-            rope=read_rope(top),
+            rope=read_rope(top, kinds, laguna=laguna),
             interleaved=top.flag("rope_interleaved", not top.flag("rope_is_neox_style", True)),
             block=block,
             mask=where("mask_token_id").integer("mask_token_id", minimum=0),
@@ -190,15 +194,23 @@ def read_causal(top: Fields, nested: Fields, attention: list[AttentionConfig]) -
     return [layer.window is not None if said is None else said for layer in attention]
 
 
-def read_rope(fields: Fields) -> RopeConfig:
-    """Rotation of whole heads by positions of one axis, whatever was copied from a target that does otherwise."""
+def read_rope(fields: Fields, kinds: set[LayerType], *, laguna: bool) -> RopeConfig:
+    """The rotation of all layers.
+
+    Plain drafts turn whole heads by positions of one axis, whatever was copied from a target that does otherwise;
+    Laguna's turn what they say, by type of layer where they say it so.
+    """
+    context = fields.integer("max_position_embeddings", 32768)
+    if laguna and any(fields.section(name) for name in ("rope_parameters", "swa_rope_parameters")):
+        return read_laguna_rope(fields, next(iter(kinds)), context)
+    if laguna:
+        return RopeConfig.read(fields, theta=10000.0, context_length=context, layer_type=next(iter(kinds)))
     copied = {"partial_rotary_factor", *AXES}
     values = {name: value for name, value in fields.values.items() if name not in copied}
     for name in ("rope_parameters", "rope_scaling"):
         section = fields.section(name)
         if section is not None:
             values[name] = {key: value for key, value in section.items() if key not in copied}
-    context = fields.integer("max_position_embeddings", 32768)
     return RopeConfig.read(Fields(values, fields.where), theta=10000.0, context_length=context)
 
 
