@@ -9,6 +9,7 @@ import pytest
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model, vision_of
+from arriero.runner.caches import RecurrentCache
 from arriero.source import FolderSource
 from tests.helpers.pictures import AFTER, GOLDENS, PROMPTS, Golden, SeeingRows, seen
 
@@ -81,3 +82,14 @@ def test_the_tower_runs_in_the_activations_type(name: str) -> None:
 
 def test_goldens_are_small(name: str) -> None:
     assert sum(file.stat().st_size for file in (GOLDENS / name).iterdir()) < 500_000
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_on_the_cpu_chunks_keep_their_bits_in_sixteen_bits_too(name: str, dtype: mx.Dtype, kernels: str) -> None:
+    model = load(name, dtype)
+    if kernels == "graph" and any(isinstance(cache, RecurrentCache) for cache in model.new_caches()):
+        pytest.skip("plain MLX takes long spans of a recurrence by chunks, which round otherwise")
+    golden = Golden.load(name, "two")
+    expected = seen(model, golden, (), AFTER)
+    for sizes in ((3,), (10, 1, 4)):
+        np.testing.assert_array_equal(seen(model, golden, sizes, AFTER), expected)
