@@ -511,6 +511,23 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    # Past the length that it was trained for, two layers of attention, an odd block, and a shared table of angles.
+    "qwen4_exp_yarn": (
+        "Qwen4ExpTextConfig",
+        "Qwen4ExpForCausalLM",
+        {
+            **QWEN4,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "indexer_budget": 9,
+            "indexer_compress_ratio": 3,
+            "rope_parameters": {
+                **QWEN35["rope_parameters"],
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
 }
 
 
