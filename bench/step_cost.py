@@ -6,10 +6,11 @@
 
 One row after a prompt of 64 tokens. `operations` are the nodes of the graph from the token to the next one, views (a
 reshape, a transposition) among them; `build` is Python's time to make that graph, `run` that of one `mx.eval` of it.
-Both are the least of all steps, since other work on the machine only adds. Flash Next sends its first layers off while
-it builds: `build` includes that, and `run` does not. `--primitives` lists how often each operation is in the graph. The
-second line says what one small operation costs by itself, in a chain of them. On the CPU plain MLX takes `mx.fast` and
-compiled functions apart; a GPU counts each as one operation.
+`work` is the processor's time for both, of all threads: other work on the machine hardly changes it, but waiting
+threads spin, so take it with ARRIERO_THREADS=1. All are the least of all steps. Flash Next sends its first layers off
+while it builds: `build` includes that, and `run` does not. `--primitives` lists how often each operation is in the
+graph. The second line says what one small operation costs by itself, in a chain of them. On the CPU plain MLX takes
+`mx.fast` and compiled functions apart; a GPU counts each as one operation.
 
 Wide checkpoints with random weights: `python tools/make_wide.py FOLDER [NAME ...]`, with torch and transformers.
 """
@@ -44,12 +45,13 @@ KEPT = re.compile(r"embed|conv1d|ngram|norm|router|\.gate\.weight$")
 
 @dataclass(frozen=True)
 class Cost:
-    """One decode step: `build` and `run` in seconds, `weight_bytes` of the whole model."""
+    """One decode step: `build`, `run` and `work` in seconds, `weight_bytes` of the whole model."""
 
     layers: int
     primitives: Counter[str]
     build: float
     run: float
+    work: float
     weight_bytes: int
 
     @property
@@ -82,21 +84,24 @@ def measure(folder: Path, dtype: mx.Dtype, steps: int) -> Cost:
     row = Row(model)
     outputs = row.step(mx.arange(PROMPT, dtype=mx.int32) % model.facts.vocab_size)
     mx.eval(outputs)
-    builds, runs = [], []
+    builds, runs, works = [], [], []
     for _ in range(steps):
         token = outputs[0]
         del outputs
+        worked = time.process_time()
         started = time.perf_counter()
         outputs = row.step(token)
         built = time.perf_counter()
         mx.eval(outputs)
         runs.append(time.perf_counter() - built)
         builds.append(built - started)
+        works.append(time.process_time() - worked)
     return Cost(
         layers=model.facts.layers,
         primitives=primitives(row, outputs[0]),
         build=min(builds),
         run=min(runs),
+        work=min(works),
         weight_bytes=sum(array.nbytes for array in weights),
     )
 
@@ -159,14 +164,16 @@ def main() -> None:
     build, run = chain()
     print(f"kernels: {'arriero-cpu' if native() is not None else 'plain MLX'}, {options.dtype}, {mx.default_device()}")
     print(f"one addition: build {build * 1e6:.2f} µs, run {run * 1e6:.2f} µs\n")
-    print("| | layers | operations | a layer | build µs | run ms | weights MB |\n|---|---|---|---|---|---|---|")
+    print("| | layers | operations | a layer | build µs | run ms | work ms | weights MB |")
+    print("|---|---|---|---|---|---|---|---|")
     for folder in folders:
         with tempfile.TemporaryDirectory() as scratch:
             source = four_bit(folder, Path(scratch)) if options.four_bit else folder
             cost = measure(source, getattr(mx, options.dtype), options.steps)
         print(
             f"| {folder.name} | {cost.layers} | {cost.operations} | {cost.operations / cost.layers:.0f} "
-            f"| {cost.build * 1e6:.0f} | {cost.run * 1e3:.2f} | {cost.weight_bytes / 1e6:.0f} |",
+            f"| {cost.build * 1e6:.0f} | {cost.run * 1e3:.2f} | {cost.work * 1e3:.2f} "
+            f"| {cost.weight_bytes / 1e6:.0f} |",
             flush=True,
         )
         if options.primitives:
