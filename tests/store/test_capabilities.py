@@ -1,9 +1,12 @@
 """What models can do: from the configuration, templates, parsers and GGUF headers."""
 
+import json
 import logging
 
 import pytest
 
+from arriero.store import manifests
+from arriero.store.manifests import ConfigBlob, Layer, Manifest
 from arriero.store.store import Store
 from tests.helpers.gguf_files import tokenizer_metadata, write_tiny_llama_gguf
 from tests.helpers.stored import put_model
@@ -62,3 +65,26 @@ def test_a_damaged_model_does_not_break_a_listing(store, caplog):
     assert "is damaged" in caplog.text
     assert "is incomplete" in caplog.text
     assert model.details.family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "sees"),
+    [
+        ("Qwen3_5ForConditionalGeneration", "model.visual.patch_embed.proj.weight", True),
+        ("Qwen3_5ForConditionalGeneration", "model.language_model.norm.weight", False),
+        ("LlavaForConditionalGeneration", "vision_tower.patch_embed.weight", False),
+    ],
+)
+def test_vision_is_said_of_models_whose_tower_we_load_whatever_the_list_says(store, architecture, tensor, sees):
+    for listed in (["completion", "tools"], ["completion", "vision", "tools"]):
+        with store.building() as build:
+            config = json.dumps({"architectures": [architecture], "vision_config": {"depth": 1}}).encode()
+            layers = []
+            for media, data, name in ((manifests.TENSOR, b"t", tensor), (manifests.JSON, config, "config.json")):
+                blob = build.add(data)
+                layers.append(Layer(media_type=media, digest=blob.digest, size=blob.size, name=name))
+            blob = build.add(ConfigBlob(model_format="safetensors", capabilities=listed).encode())
+            top = Layer(media_type=manifests.CONFIG, digest=blob.digest, size=blob.size)
+            build.put("m", Manifest.build(top, layers))
+        expected = ["completion", "vision", "tools"] if sees else ["completion", "tools"]
+        assert store.get("m").capabilities == expected

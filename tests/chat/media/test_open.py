@@ -111,10 +111,17 @@ def test_every_family_with_a_tower_claims_vision(tmp_path: Path, architecture: s
     assert text.capabilities[:2] == ("completion", "vision")
 
 
+def test_a_tower_that_is_declared_and_not_there_costs_the_images(tmp_path: Path) -> None:
+    """Text parts are often published with the configuration of the whole."""
+    text = model(tmp_path, tensor="model.language_model.embed_tokens.weight")
+    assert text.media is None
+    assert "vision" not in text.capabilities
+    assert text.no_media == "config.json declares a tower for images, but the model's files hold none"
+
+
 @pytest.mark.parametrize(
     ("architecture", "tensor"),
     [
-        ("Qwen3_5ForConditionalGeneration", "model.language_model.embed_tokens.weight"),
         ("Qwen3_5ForCausalLM", "model.visual.x"),
         ("LlamaForCausalLM", "vision_tower.x"),
     ],

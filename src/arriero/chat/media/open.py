@@ -11,20 +11,21 @@ from arriero.chat.media.gemma4 import Gemma4Media
 from arriero.chat.media.media import Marks, Media
 from arriero.chat.media.qwen import QwenMedia
 from arriero.errors import CheckpointError
-from arriero.model.vision import Family, tower_of
+from arriero.model.vision import Family, family_of, tower_of
 
 
 def open_media(files: TextFiles, token_text: Callable[[int | None], str]) -> Media | None:
     """The model's way with images; None for a model whose images we don't take.
 
-    `token_text` gives the text of a token's id. CheckpointError for settings that we don't honour.
+    `token_text` gives the text of a token's id. CheckpointError for a tower that is declared and not there, and for
+    settings that we don't honour.
     """
     config = files.json("config.json")
-    if not isinstance(config.get("vision_config"), dict):
-        return None
-    family = tower_of(config, files.tensor_names())
+    family = family_of(config)
     if family is None:
         return None
+    if tower_of(config, files.tensor_names()) is None:
+        raise CheckpointError("config.json declares a tower for images, but the model's files hold none")
     marks = read_marks(family, config, token_text)
     vision, settings = config["vision_config"], image_settings(files)
     if family == "qwen":
