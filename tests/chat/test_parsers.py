@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from arriero.chat.parsers.events import Content, Event, Parser, Thinking
 from arriero.chat.parsers.passthrough import PassthroughParser
-from arriero.chat.parsers.thinking import ThinkingParser
+from arriero.chat.parsers.reply import ReplyParser, ThinkingTags
 from tests.chat.test_text import splits
 
 
@@ -23,6 +23,10 @@ def run(parser: Parser, pieces: Sequence[str]) -> tuple[str, str]:
     assert all(event.text for event in events if isinstance(event, Thinking | Content))
     thinking = "".join(event.text for event in events if isinstance(event, Thinking))
     return thinking, "".join(event.text for event in events if isinstance(event, Content))
+
+
+def thinker(prompt: str = "") -> ReplyParser:
+    return ReplyParser(prompt, tags=ThinkingTags())
 
 
 @pytest.mark.parametrize(
@@ -55,11 +59,11 @@ def test_thinking_is_told_from_content_however_it_is_split(
     prompt: str, reply: str, thinking: str, content: str
 ) -> None:
     for pieces in splits(reply):
-        assert run(ThinkingParser(prompt), pieces) == (thinking, content), pieces
+        assert run(thinker(prompt), pieces) == (thinking, content), pieces
 
 
 def test_other_tags_work_the_same() -> None:
-    parser = ThinkingParser(opening="[THINK]", closing="[/THINK]")
+    parser = ReplyParser(tags=ThinkingTags("[THINK]", "[/THINK]"))
     assert run(parser, ["[THI", "NK]a[/", "THINK] b"]) == ("a", "b")
 
 
@@ -76,14 +80,14 @@ def test_any_text_gives_the_same_events_whatever_the_split(parts: list[str], cut
     text = "".join(parts)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
-    assert run(ThinkingParser(prompt), pieces) == run(ThinkingParser(prompt), [text])
+    assert run(thinker(prompt), pieces) == run(thinker(prompt), [text])
 
 
 @given(parts=st.lists(ALPHABET, max_size=14))
 @settings(max_examples=300, deadline=None)
 def test_no_visible_character_is_lost(parts: list[str]) -> None:
     text = "".join(parts)
-    thinking, content = run(ThinkingParser(), list(text))
+    thinking, content = run(thinker(), list(text))
     kept = "".join((thinking + content).split())
     whole = "".join(text.split())
     # At most one pair of tags is taken out.
@@ -91,13 +95,13 @@ def test_no_visible_character_is_lost(parts: list[str]) -> None:
 
 
 def test_content_is_not_held_back_without_reason() -> None:
-    parser = ThinkingParser()
+    parser = thinker()
     assert parser.feed("Hello ") == [Content("Hello ")]
     assert parser.feed("<think>") == [Content("<think>")]
 
 
 def test_thinking_is_not_held_back_without_reason() -> None:
-    parser = ThinkingParser("<think>")
+    parser = thinker("<think>")
     assert parser.feed("let me see") == [Thinking("let me see")]
 
 

@@ -26,10 +26,10 @@ def store(tmp_path) -> Store:
 async def test_many_requests_at_once_open_a_model_once(store, monkeypatch):
     opened, real = [], models.ModelText.open
 
-    def slow(source, template=None):
+    def slow(source, template=None, **names):
         opened.append(source)
         threading.Event().wait(0.05)
-        return real(source, template)
+        return real(source, template, **names)
 
     monkeypatch.setattr(models.ModelText, "open", slow)
     cache = Models()
@@ -41,9 +41,9 @@ async def test_many_requests_at_once_open_a_model_once(store, monkeypatch):
 async def test_one_who_leaves_does_not_take_the_model_from_the_others(store, monkeypatch):
     real = models.ModelText.open
 
-    def slow(source, template=None):
+    def slow(source, template=None, **names):
         threading.Event().wait(0.1)
-        return real(source, template)
+        return real(source, template, **names)
 
     monkeypatch.setattr(models.ModelText, "open", slow)
     cache = Models()
@@ -57,10 +57,10 @@ async def test_one_who_leaves_does_not_take_the_model_from_the_others(store, mon
 async def test_a_failure_is_not_remembered(store, monkeypatch):
     real, broken = models.ModelText.open, [True]
 
-    def sometimes(source, template=None):
+    def sometimes(source, template=None, **names):
         if broken:
             raise CheckpointError("damaged")
-        return real(source, template)
+        return real(source, template, **names)
 
     monkeypatch.setattr(models.ModelText, "open", sometimes)
     cache = Models()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arriero.chat.parsers.passthrough import PassthroughParser
-from arriero.chat.parsers.thinking import ThinkingParser
+from arriero.chat.parsers.reply import ReplyParser, ThinkingTags
 from arriero.chat.tokenizer import Tokenizer
 from arriero.runner.messages import TokenLogprob
 from arriero.server.completion import join_deltas
@@ -90,7 +90,7 @@ def test_nothing_of_a_stop_string_is_ever_sent(tokenizer, stop):
 def test_thinking_then_text_with_loose_brackets_loses_nothing(tokenizer, sizes, text):
     reply = f"Need {text}x</think>\n\ny{text}z"
     thinking, content, data = folded(
-        run(tokenizer, list(reply.encode()), parser=ThinkingParser("<think>\n"), sizes=sizes)
+        run(tokenizer, list(reply.encode()), parser=ReplyParser("<think>\n", tags=ThinkingTags()), sizes=sizes)
     )
     assert thinking == f"Need {text}x"
     assert content == f"y{text}z"
@@ -98,7 +98,7 @@ def test_thinking_then_text_with_loose_brackets_loses_nothing(tokenizer, sizes, 
 
 
 def test_a_partial_tag_at_the_end_is_flushed_to_the_right_field(tokenizer):
-    assert folded(run(tokenizer, list(b"plan </thi"), parser=ThinkingParser("<think>")))[:2] == ("plan </thi", "")
+    assert folded(run(tokenizer, list(b"plan </thi"), parser=ReplyParser("<think>", tags=ThinkingTags())))[:2] == ("plan </thi", "")
 
 
 def test_hidden_tokens_have_no_text_but_their_log_probability(tokenizer):

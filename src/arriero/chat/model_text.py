@@ -13,8 +13,7 @@ from arriero.chat.media.media import Cutter, Media
 from arriero.chat.media.open import open_media
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.parsers.events import Parser
-from arriero.chat.parsers.passthrough import PassthroughParser
-from arriero.chat.parsers.thinking import ThinkingParser
+from arriero.chat.parsers.families import FAMILIES, PARSER_NAMES, Family, family_of
 from arriero.chat.renderers.jinja import JinjaRenderer
 from arriero.chat.renderers.prompt import Encoded, Prompt, Renderer, Text
 from arriero.chat.renderers.raw import RawRenderer
@@ -28,7 +27,6 @@ from arriero.source import ModelSource
 
 log = logging.getLogger(__name__)
 
-_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 _PROBE_FUNCTION = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
 _EMBEDDERS = re.compile(r"Embedding|Bert|SentenceTransformer")
 
@@ -36,7 +34,7 @@ _EMBEDDERS = re.compile(r"Embedding|Bert|SentenceTransformer")
 class ModelText:
     """Opened once for a loaded model; safe to use from several threads."""
 
-    def __init__(self, files: TextFiles, templates: ChatTemplates) -> None:
+    def __init__(self, files: TextFiles, templates: ChatTemplates, *, parser: str = "") -> None:
         self.tokenizer = Tokenizer.from_files(files, templates)
         self.templates = templates
         self.stop_ids = self.tokenizer.stop_ids
@@ -45,6 +43,7 @@ class ModelText:
         self.fim_tokens = FimTokens.find(self.tokenizer, files)
         self.media, self.no_media = _open_media(files, self.tokenizer)
         """The way with images; without one, why there is none ('' for a model of text)."""
+        self._family = self._find_family(parser)
         self.capabilities = self._capabilities(files)
         """Of `completion`, `embedding`, `vision`, `insert`, `tools`, `thinking`."""
         self._names = _special_names(self.tokenizer, files)
@@ -56,14 +55,15 @@ class ModelText:
         self._prompt_ends: dict[tuple[Think, bool], str] = {}
 
     @classmethod
-    def open(cls, source: ModelSource, template: str | None = None) -> ModelText:
-        """Open a model's text side; `template` (a Modelfile's TEMPLATE) replaces the model's own.
+    def open(cls, source: ModelSource, template: str | None = None, *, parser: str = "") -> ModelText:
+        """Open a model's text side; `template` (a Modelfile's TEMPLATE) replaces the model's own, and `parser` (its
+        PARSER) names what reads replies, which the template and the vocabulary tell otherwise.
 
         Raises CheckpointError for a vocabulary that can't be used. A template that can't be used is a warning now and
         an error when a conversation is rendered, so raw prompts still work.
         """
         files = TextFiles.open(source)
-        return cls(files, ChatTemplates.open(files, template))
+        return cls(files, ChatTemplates.open(files, template), parser=parser)
 
     def render(
         self,
@@ -179,12 +179,9 @@ class ModelText:
         `prompt` is what was rendered, for templates that open the block of thinking themselves; without it, what the
         template writes with these `think` and `tools` for a short question counts.
         """
-        tags = self._thinking_tags()
-        if tags is None:
-            return PassthroughParser()
         if prompt is None:
             prompt = self._prompt_end(think, bool(tools))
-        return ThinkingParser(prompt, opening=tags[0], closing=tags[1])
+        return self._family.parser(prompt, tools)
 
     def _prompt_end(self, think: Think, tools: bool) -> str:
         if (think, tools) not in self._prompt_ends:
@@ -197,9 +194,15 @@ class ModelText:
                 self._prompt_ends[think, tools] = ""
         return self._prompt_ends[think, tools]
 
-    def _thinking_tags(self) -> tuple[str, str] | None:
-        source = self.templates.sources
-        return next((tags for tags in _TAGS if tags[1] in source), None)
+    def _find_family(self, parser: str) -> Family:
+        if parser in PARSER_NAMES:
+            return FAMILIES[PARSER_NAMES[parser]]
+        if parser:
+            log.warning("there is no parser '%s': the model's template tells how its replies are read", parser)
+        takes_tools = "tools" in self.templates.variables
+        return family_of(
+            self.templates.sources, lambda text: self.tokenizer.token_id(text) is not None, takes_tools=takes_tools
+        )
 
     def _jinja(self, templates: ChatTemplates, control: list[str]) -> JinjaRenderer:
         return JinjaRenderer(templates, self._names, control, self.media.marks.written if self.media else None)
@@ -212,7 +215,7 @@ class ModelText:
             found.append("insert")
         if "tools" in self.templates.variables:
             found.append("tools")
-        if self._thinking_tags() is not None:
+        if self._family.thinks(self.templates.sources):
             found.append("thinking")
         return tuple(found)
 

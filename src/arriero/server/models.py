@@ -91,7 +91,7 @@ def _open_text(stored: StoredModel, source: ModelSource) -> ModelText:
     template = stored.template
     foreign = template is not None and is_go_template(template)
     # A Go template is of no use here; the model's files may hold a Jinja one beside it.
-    text = ModelText.open(source, None if foreign else template)
+    text = ModelText.open(source, None if foreign else template, parser=stored.parser)
     if text.templates.default is not None or text.templates.error is not None:
         return text
     if foreign:

@@ -25,6 +25,8 @@ class ToolCallEvent(msgspec.Struct, frozen=True):
     """A complete call."""
 
     call: ToolCall
+    source: str = ""
+    """What the model wrote for it; of several calls written in one block, the first has it all."""
 
 
 Event = Thinking | Content | ToolCallEvent
