@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache, partial
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from arriero.runner.sampling import Distribution, Sampler
 from arriero.runner.speculation.picks import Picker
 from arriero.runner.speculation.verify import Proposal, Rule, chances, leading, replacement, rule_for, verify
 from tests.helpers import speculation_law as laws
+from tests.helpers.chi_square import chi_square, improbable
 from tests.helpers.sampling_law import law
 from tests.helpers.speculation_law import MISTAKES, World, gap, law_of_rounds, plain_law, ratio_round, same_round
 
@@ -114,24 +114,6 @@ CONFIGURATIONS = {
     "all": {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "repeat_penalty": 1.2, "repeat_last_n": 5},
 }
 DRAWS, VOCAB = 20_000, 12
-
-
-def improbable(statistic: float, freedom: int) -> bool:
-    """Whether a chi-square value is above what one in about a million reaches (Wilson and Hilferty 1931)."""
-    spread = 2 / (9 * freedom)
-    return statistic > freedom * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
-
-
-def chi_square(counts: np.ndarray, probs: np.ndarray) -> tuple[float, int]:
-    """Statistic and degrees of freedom, cells of few expected draws pooled; infinite for an impossible draw."""
-    if counts[probs == 0].any():
-        return math.inf, 1
-    expected = counts.sum() * probs
-    few = (expected < 8) & (probs > 0)
-    cells = [(c, e) for c, e in zip(counts[~few], expected[~few], strict=True) if e > 0]
-    if expected[few].sum() >= 8:
-        cells.append((counts[few].sum(), expected[few].sum()))
-    return float(sum((c - e) ** 2 / e for c, e in cells)), max(len(cells) - 1, 1)
 
 
 @pytest.mark.parametrize("form", ["dense", "candidates"])

@@ -68,9 +68,9 @@ class Account:
         self.plain += produced * step
         self.spent += seconds
 
-    def affords(self, seconds: float, step: float) -> bool:
-        """Whether a round of that length may turn out to give one token only."""
-        return self.spent + seconds <= (self.plain + step) / FLOOR + CREDIT * step
+    def affords(self, seconds: float, step: float, rounds: int = 1) -> bool:
+        """Whether rounds of that length together may turn out to give one token each."""
+        return self.spent + seconds <= (self.plain + rounds * step) / FLOOR + CREDIT * step
 
 
 class DepthController:
@@ -94,6 +94,8 @@ class DepthController:
         self._since = 0
         self._try: tuple[int, int] | None = None
         """Depth of a try and the rounds that are left of it."""
+        self._first: dict[int, float] = {}
+        """What the first round of a depth took that has no sample yet."""
         self._unmeasured = 0
         """Rounds since a plain step was measured."""
 
@@ -110,11 +112,14 @@ class DepthController:
     def selected(self, most: int) -> int:
         """The best depth up to `most` and one beyond what is trusted; 0 until plain steps and rounds were measured."""
         best = 0
-        if 0 not in self.costs or len(self.costs.known()) < 2:
+        if 0 not in self.costs or len(self.costs) < 2:
             return best
-        value = 1 / self.costs.of(0)
+        value, expected = 1 / self.costs.of(0), 1.0
+        chance = 1.0
         for depth in range(1, self._reach(most) + 1):
-            worth = self.rates.expected(depth) / self.costs.of(depth)
+            chance *= self.rates.rate(depth - 1)
+            expected += chance
+            worth = expected / self.costs.of(depth)
             if worth > value:
                 best, value = depth, worth
         return best
@@ -135,7 +140,7 @@ class DepthController:
             self._selected, self._wait, self._since = chosen, SHORTEST_WAIT, 0
         self._since += 1
         wanted = self._wanted(chosen, reach)
-        if wanted is not None and self._account.affords(RUN * self._guess(wanted), RUN * step):
+        if wanted is not None and self._account.affords(RUN * self._guess(wanted), step, RUN):
             self._since = 0
             self._try = (wanted, RUN - 1)
             return wanted
@@ -146,6 +151,8 @@ class DepthController:
         if drafted == self._last or (self._last is not None and not self._steady):
             self.costs.add(drafted, seconds)
             self._unmeasured = self._unmeasured if drafted else 0
+        elif drafted not in self.costs:
+            self._first[drafted] = seconds
         self._last = drafted
         if drafted:
             self.rates.add(accepted, judged)
@@ -173,7 +180,7 @@ class DepthController:
     def _guess(self, depth: int) -> float:
         if depth in self.costs:
             return self.costs.of(depth)
-        return UNKNOWN * self.costs.of(depth - 1)
+        return max(UNKNOWN * self.costs.of(depth - 1), self._first.get(depth, 0.0))
 
 
 class WholeBlocks:

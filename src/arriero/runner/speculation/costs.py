@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 
 COST_WEIGHT = 0.3
 CLAMP = 0.25
@@ -17,6 +17,10 @@ class Costs:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._known: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def __contains__(self, drafts: int) -> bool:
         return drafts in self._seconds
@@ -26,13 +30,14 @@ class Costs:
         old = self._seconds.get(drafts)
         if old is None:
             self._seconds[drafts] = seconds
+            insort(self._known, drafts)
             return
         step = min(max(seconds - old, -CLAMP * old), CLAMP * old)
         self._seconds[drafts] = old + COST_WEIGHT * step
 
     def of(self, drafts: int) -> float:
         """Linear between what was measured, flat outside it; KeyError before the first sample."""
-        known = sorted(self._seconds)
+        known = self._known
         if not known:
             raise KeyError("no round has been measured")
         at = bisect_left(known, drafts)
@@ -56,6 +61,8 @@ class Rates:
     def __init__(self) -> None:
         self._rates: list[float] = []
         self._counts: list[int] = []
+        self.frontier = 0
+        """Leading positions whose rates are trusted."""
 
     def add(self, accepted: int, judged: int) -> None:
         """Take in a round in which `accepted` of the first `judged` drafts stayed; later ones were not judged."""
@@ -67,22 +74,10 @@ class Rates:
                 continue
             self._rates[i] += RATE_WEIGHT * (outcome - self._rates[i])
             self._counts[i] += 1
-
-    @property
-    def frontier(self) -> int:
-        """Leading positions whose rates are trusted."""
-        untrusted = (i for i, count in enumerate(self._counts) if count < TRUSTED)
-        return next(untrusted, len(self._counts))
+        while self.frontier < len(self._counts) and self._counts[self.frontier] >= TRUSTED:
+            self.frontier += 1
 
     def rate(self, position: int) -> float:
         """Of a position from 0 on; one that is not trusted has that of the last one that is, at first 1."""
         trusted = min(position, self.frontier - 1)
         return self._rates[trusted] if trusted >= 0 else 1.0
-
-    def expected(self, drafts: int) -> float:
-        """Tokens that a round of so many drafts gives on average: those that stay, and one."""
-        total, chance = 1.0, 1.0
-        for i in range(drafts):
-            chance *= self.rate(i)
-            total += chance
-        return total
