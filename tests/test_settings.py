@@ -49,6 +49,7 @@ def test_a_bad_number_is_the_default_and_a_warning(caplog: pytest.LogCaptureFixt
         ("MAX_QUEUE", 512),
         ("MEMORY_LIMIT", 0),
         ("PREFILL_CHUNK", 0),
+        ("DRAFT_TOKENS", 0),
     ],
 )
 def test_a_negative_count_is_the_default_and_a_warning(
@@ -76,6 +77,12 @@ def test_an_ollama_store_is_never_taken_for_our_own(tmp_path: Path) -> None:
     settings = read(OLLAMA_MODELS=str(tmp_path), ARRIERO_HOME=str(tmp_path / "home"))
     assert settings.models == tmp_path / "home" / "models"
     assert settings.ollama_models == tmp_path
+
+
+def test_what_drafts_and_how_much_is_passed_on() -> None:
+    settings = read(ARRIERO_SPECULATION="lookup", ARRIERO_DRAFT_TOKENS="5")
+    assert (settings.speculation, settings.draft_tokens) == ("lookup", 5)
+    assert (read().speculation, read().draft_tokens) == ("", 0)
 
 
 @pytest.mark.parametrize(("environ", "value"), [({}, ""), ({"ARRIERO_PREFILL": " int8 "}, "int8")])

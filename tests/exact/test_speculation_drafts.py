@@ -150,8 +150,9 @@ def test_rows_beside_it_park_a_draft_which_goes_on_level(name: str) -> None:
     assert replies["beside 8"].tokens == plain_loop(model, prompt_for(model, 11), 9)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_draft_takes_nothing_from_the_reuse_of_prompts(name: str) -> None:
+def test_a_draft_takes_nothing_from_the_reuse_of_prompts(name: str, ahead: bool) -> None:
     """S06: as many tokens are restored on every turn as without one, and it drafts as well as on a cold start."""
     model, draft = pair(name)
     prompt = prompt_for(model)
@@ -162,9 +163,9 @@ def test_a_draft_takes_nothing_from_the_reuse_of_prompts(name: str) -> None:
     cached: dict[str, list[int]] = {}
     for kind in ("plain", "drafting"):
         engine = (
-            make_engine(model, prefix_bytes=1 << 26)
+            make_engine(model, ahead, prefix_bytes=1 << 26)
             if kind == "plain"
-            else speculating(model, draft=draft, widths=(3, 0, 5), prefix_bytes=1 << 26)
+            else speculating(model, draft=draft, widths=(3, 0, 5), ahead=ahead, prefix_bytes=1 << 26)
         )
         cached[kind] = []
         for i, reply in enumerate(replies):
