@@ -82,8 +82,12 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a reply: why, and what it took. Times are nanoseconds."""
 
     reason: Literal["stop", "length"]
+    stopped_by: str | None = None
+    """The stop string that ended the reply."""
     cached_tokens: int
     generated_tokens: int
+    thinking_tokens: int = 0
+    """Of those, what the thoughts took."""
     total_ns: int
     load_ns: int
     prefill_ns: int
@@ -136,7 +140,7 @@ async def _reply(
     lease: Lease, generation: Generation, prompt: Prompt, window: int, load_ns: int
 ) -> AsyncGenerator[Event, None]:
     transcript = Transcript(generation.model.text.tokenizer, generation.prompt.parser(), generation.parameters.stop)
-    submitted, first = time.perf_counter_ns(), 0
+    submitted, first, restored = time.perf_counter_ns(), 0, 0
     finished: Finished | None = None
     with closing(lease.submit(_submit(generation, prompt, window))) as messages:
         async for message in messages:
@@ -147,6 +151,7 @@ async def _reply(
                 if transcript.stopped:
                     break  # closing `messages` stops the row; what it would still say is not waited for
             elif isinstance(message, PrefixUsed):
+                restored = message.restored
                 log_prefix(generation.model, prompt.tokens, message)
             elif isinstance(message, Finished):
                 finished = message
@@ -159,8 +164,10 @@ async def _reply(
     now = time.perf_counter_ns()
     yield Final(
         reason="length" if finished is not None and finished.reason == "length" and not transcript.stopped else "stop",
-        cached_tokens=finished.cached_tokens if finished else 0,
+        stopped_by=transcript.stopped_by,
+        cached_tokens=finished.cached_tokens if finished else restored,
         generated_tokens=len(transcript.tokens),
+        thinking_tokens=transcript.thinking_tokens,
         total_ns=now - generation.started_ns,
         load_ns=load_ns,
         prefill_ns=finished.prefill_ns if finished else first - submitted,

@@ -57,6 +57,10 @@ class Transcript:
         """Log-probabilities whose text may still be cut off, with the place where that text starts."""
         self._ready: list[Logprob] = []
         """Log-probabilities whose text is in the parser's hands: they go out with the next event."""
+        self._unread = 0
+        """Tokens since the last event."""
+        self.thinking_tokens = 0
+        """Tokens that thoughts took, with the markers around them."""
         self.tokens: list[int] = []
         """Every token of the reply, in order."""
 
@@ -65,11 +69,17 @@ class Transcript:
         """Whether a stop string was found: nothing more will come out, and nothing more need be generated."""
         return self._stops.stopped is not None
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.stopped
+
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
         """The events that one more token completes."""
         if self.stopped:
             return []
         self.tokens.append(token)
+        self._unread += 1
         if logprob is not None:
             self._waiting.append((self._decoded, self._describe(token, logprob)))
         text = self._decoder.feed((token,))
@@ -103,6 +113,8 @@ class Transcript:
         deltas = []
         for event in events:
             logprobs, self._ready = self._ready, []
+            self.thinking_tokens += self._unread if isinstance(event, Thinking) else 0
+            self._unread = 0
             if isinstance(event, Content):
                 deltas.append(Delta(content=event.text, logprobs=logprobs))
             elif isinstance(event, Thinking):
