@@ -59,7 +59,7 @@ def take_packed_rows(
     packed: Packed, ids: mx.array, *, dtype: mx.Dtype, global_scale: mx.array | None = None
 ) -> mx.array:
     """The same of a table that is packed for products; `global_scale` is one number."""
-    return device.required().packed_rows(packed, ids, global_scale=global_scale, dtype=dtype)
+    return device.required().packed_rows(packed.native, ids, global_scale=global_scale, dtype=dtype)
 
 
 def dequantize(

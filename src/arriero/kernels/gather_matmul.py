@@ -74,7 +74,7 @@ def gather_packed_matmul(
 ) -> mx.array:
     """The same of experts that are packed."""
     scales = _of_each(global_scale, packed.experts)
-    return device.required().packed_gather(x, packed, indices, global_scale=scales, exact=exact)
+    return device.required().packed_gather(x, packed.native, indices, global_scale=scales, exact=exact)
 
 
 def _of_each(global_scale: mx.array | None, experts: int) -> mx.array | None:

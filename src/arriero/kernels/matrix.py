@@ -64,13 +64,13 @@ class Matrix:
             return None
         how = {"global_scale": self.global_scale, "bias": self.bias}
         if self.packed is not None:
-            return native.matrix(packed=self.packed, exact=self.exact, **how)
+            return native.matrix(packed=self.packed.native, exact=self.exact, **how)
         if self.scales is None:
             return native.matrix(self._dense, None, None, **how)
         kind: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
         packed = pack(self._dense, self.scales, self.biases, **kind)
         if packed is not None:
-            return native.matrix(packed=packed, exact=self.exact, **how)
+            return native.matrix(packed=packed.native, exact=self.exact, **how)
         if not native.supports(self.mode, self.bits, self.group_size, dtype):
             return None
         return native.matrix(self._dense, self.scales, self.biases, **kind, **how)

@@ -6,40 +6,28 @@ matrix lets the original go.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from arriero.kernels import device
 
 
-class Packed(Protocol):
+@dataclass(frozen=True, eq=False, slots=True)
+class Packed:
     """A matrix `[rows, columns]`, or a bank `[experts, rows, columns]`, for products `x @ Wᵀ`."""
 
-    @property
-    def rows(self) -> int:
-        """Output size."""
-        ...
-
-    @property
-    def columns(self) -> int:
-        """Input size."""
-        ...
-
-    @property
-    def experts(self) -> int:
-        """0 for a single matrix."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads; the arrays hold some more, up to whole pages."""
-        ...
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """What holds it, computed; made anew by each call."""
-        ...
+    native: Any
+    """The extension's own object."""
+    rows: int
+    columns: int
+    experts: int
+    """0 for a single matrix."""
+    nbytes: int
+    """Bytes that a product reads; the arrays hold some more, up to whole pages."""
+    arrays: tuple[mx.array, ...]
+    """What holds it, computed."""
 
 
 def packable(mode: str, bits: int, group_size: int) -> bool:
@@ -58,5 +46,5 @@ def pack(
     native = device.native()
     if native is None or not native.packable(mode, bits, group_size):
         return None
-    packed: Packed = native.pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
-    return packed
+    made = native.pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
+    return Packed(made, made.rows, made.columns, made.experts, made.nbytes, tuple(made.arrays))

@@ -43,7 +43,7 @@ def quantized_matmul(
 
 def packed_matmul(x: mx.array, packed: Packed, *, global_scale: mx.array | None = None, exact: bool = True) -> mx.array:
     """The same of a matrix that is packed; `global_scale` is one number."""
-    return device.required().packed_matmul(x, packed, global_scale=global_scale, exact=exact)
+    return device.required().packed_matmul(x, packed.native, global_scale=global_scale, exact=exact)
 
 
 def graph(

@@ -38,8 +38,6 @@ class Weight:
     exact: bool = True
     """False: products with many rows may round 16-bit activations to 8 bits where that is faster."""
     _packed: Packed | None = field(default=None, init=False)
-    _parts: list[mx.array] = field(default_factory=list, init=False)
-    """The arrays of the packed matrix, so that one of them is the same object whoever asks."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,7 +76,6 @@ class Weight:
             self.data, self.scales, self.biases, group_size=how.group_size, bits=how.bits, mode=how.mode
         )
         if self._packed is not None:
-            self._parts = list(self._packed.arrays)
             del self.data, self.scales, self.biases
         return self._packed
 
@@ -86,7 +83,7 @@ class Weight:
         if self._packed is None:
             parts = [self.data, self.scales, self.biases, self.global_scale]
         else:
-            parts = [*self._parts, self.global_scale]
+            parts = [*self._packed.arrays, self.global_scale]
         return [part for part in parts if part is not None]
 
     if not TYPE_CHECKING:

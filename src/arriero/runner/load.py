@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import mlx.core as mx
 
@@ -99,7 +100,7 @@ def load(
         log.info("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused[:8]))
     del checkpoint
     held: dict[int, mx.array] = {}
-    for array in [*model.parameters(), *(() if draft is None else draft.parameters())]:
+    for array in chain(model.parameters(), () if draft is None else draft.parameters()):
         held[id(array)] = array
         progress()
     arrays = list(held.values())

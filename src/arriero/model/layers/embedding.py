@@ -26,6 +26,9 @@ class Embedding:
     weight: Weight
     dtype: mx.Dtype
 
+    def __post_init__(self) -> None:
+        self.weight.packed()
+
     @classmethod
     def load(
         cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, *, shape: tuple[int, int] | None = None
