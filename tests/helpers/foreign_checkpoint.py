@@ -73,11 +73,11 @@ def network(kind: str, seed: int = 1, **changes: Any) -> Any:
 def write(folder: Path, kind: str, *, bits: int = 0, **changes: Any) -> tuple[Path, Any]:
     """A folder with `config.json` and one file of tensors, and the network that it was written from.
 
-    `bits` packs every matrix; `changes` are fields of the configuration.
+    `bits` packs every matrix; `changes` are fields of the configuration (None: left out).
     """
-    sizes = {name: value for name, value in changes.items() if name in COMMON}
+    sizes = {name: value for name, value in changes.items() if name in COMMON and value is not None}
     made = network(kind, **sizes)
-    values = config(kind, **changes)
+    values = {name: value for name, value in config(kind, **changes).items() if value is not None}
     if bits:
         nn.quantize(made, group_size=32, bits=bits)
         values["quantization"] = {"group_size": 32, "bits": bits}

@@ -13,6 +13,7 @@ import pytest
 
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.formats.safetensors import write as write_tensors
+from arriero.model.adapters.mlx_lm import spelled_out
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
@@ -171,6 +172,31 @@ def test_a_missing_hyper_parameter_is_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "intermediate_size"}))
     with pytest.raises(CheckpointError, match=r"its olmo2 from this checkpoint: .*intermediate_size"):
         opened(folder)
+
+
+def test_a_rope_is_found_in_rope_parameters(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old, _ = write(tmp_path / "old", "olmo2", rope_theta=500.0, rope_scaling=scaling)
+    nested = {"rope_theta": 500.0, **scaling}
+    new, _ = write(tmp_path / "new", "olmo2", rope_parameters=nested, rope_theta=None, rope_scaling=None)
+    plain, _ = write(tmp_path / "plain", "olmo2")
+    found, wanted, other = (whole(opened(folder), IDS) for folder in (new, old, plain))
+    np.testing.assert_array_equal(found, wanted)
+    assert np.abs(found - other).max() > 0.01
+
+
+def test_fields_beside_rope_parameters_win_and_layered_ones_stay() -> None:
+    assert spelled_out({"rope_theta": 3.0, "rope_parameters": {"rope_theta": 4.0}})["rope_theta"] == 3.0
+    layered = {"rope_parameters": {"full_attention": {"rope_theta": 4.0}}}
+    assert spelled_out(layered) == layered
+    inner = {"rope_parameters": {"rope_theta": 4.0, "partial_rotary_factor": 0.5}}
+    text = spelled_out({"text_config": inner})["text_config"]
+    assert (text["rope_theta"], text["partial_rotary_factor"], "rope_scaling" in text) == (4.0, 0.5, False)
+
+
+def test_numbers_without_letters_in_json_are_read() -> None:
+    values = spelled_out({"limit": [0.0, {"__float__": "Infinity"}], "low": {"x": {"__float__": "-Infinity"}}})
+    assert values == {"limit": [0.0, float("inf")], "low": {"x": float("-inf")}}
 
 
 def test_a_program_in_the_checkpoint_is_never_run(tmp_path: Path) -> None:

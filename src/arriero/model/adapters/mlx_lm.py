@@ -29,6 +29,7 @@ STEP = 256
 CONTEXT_FIELDS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
 CONTEXT_LENGTH = 4096
 """Where the configuration has none of these fields."""
+FLOAT = "__float__"
 # What a scale of one byte can belong to: (bits, values a scale).
 BYTE_SCALES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 
@@ -61,18 +62,19 @@ class Model:
         if on_cpu():
             # Compiled CPU code needs a C++ compiler on the user's machine, and may round otherwise for other shapes.
             mx.disable_compile()
+        named = config.get("architectures")
+        name = named[0] if isinstance(named, list) and named else str(config["model_type"])
         try:
-            network = architecture.Model(architecture.ModelArgs.from_dict(dict(config)))
+            network = architecture.Model(architecture.ModelArgs.from_dict(spelled_out(config)))
             fill(network, checkpoint, dtype)
+            network.eval()
+            facts = measure(network, config, f"{name} (through mlx-lm)", dtype)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(
                 f"mlx-lm {mlx_lm_version()} cannot build its {module} from this checkpoint: {error}"
             ) from error
-        network.eval()
-        named = config.get("architectures")
-        name = named[0] if isinstance(named, list) and named else str(config["model_type"])
         log.info("%s runs through mlx-lm %s (%s)", name, mlx_lm_version(), module)
-        return cls(network, measure(network, config, f"{name} (through mlx-lm)", dtype))
+        return cls(network, facts)
 
     def new_caches(self) -> RowCaches:
         """One slot: the memory of the whole network."""
@@ -111,6 +113,36 @@ class Model:
         """Every array of the network, each once."""
         leaves = cast(list[tuple[str, Any]], tree_flatten(self.network.parameters()))
         return list({id(array): array for _, array in leaves if isinstance(array, mx.array)}.values())
+
+
+def spelled_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as mlx-lm's architectures look for its fields.
+
+    Newer files hold the base, the scaling and the share of a rotary embedding in `rope_parameters`, where most of
+    mlx-lm doesn't look and takes its own defaults without a word; and numbers that JSON has no letters for as
+    `{"__float__": "Infinity"}`.
+    """
+    values = {name: _number(value) for name, value in config.items()}
+    text = values.get("text_config")
+    if isinstance(text, dict):
+        values["text_config"] = spelled_out(text)
+    rope = values.get("rope_parameters")
+    if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        found = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        if kind != "default":
+            found["rope_scaling"] = {name: value for name, value in rope.items() if name not in found}
+        values = {**found, **{name: value for name, value in values.items() if value is not None or name not in found}}
+    return values
+
+
+def _number(value: Any) -> Any:
+    """A value with what stands for an infinity or no number put right, in lists and objects too."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, dict):
+        return float(value[FLOAT]) if set(value) == {FLOAT} else {name: _number(item) for name, item in value.items()}
+    return value
 
 
 def new_layers(network: Any) -> list[Any]:
