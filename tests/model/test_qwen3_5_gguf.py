@@ -201,7 +201,7 @@ def test_layers_of_the_head_for_drafts_are_left_out_with_a_word(
     with caplog.at_level(logging.INFO):
         model = load_model(opened, mx.float32)
     assert model.facts.layers == 3
-    assert "predicts several tokens is not loaded: drafts are not in this version (2 tensors)" in caplog.text
+    assert "predicts several tokens is not loaded: of GGUF files it is not in this version (2 tensors)" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

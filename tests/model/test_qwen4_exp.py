@@ -54,7 +54,7 @@ class TestLayouts:
         np.testing.assert_array_equal(found, whole(golden(), IDS))
         said = [r.getMessage() for r in caplog.records]
         assert "the vision tower is not loaded, and images are refused (1 tensors)" in said
-        assert any("predicts several tokens is not loaded: drafts are not in this version (2" in m for m in said)
+        assert any("predicts several tokens is left to its draft (2" in m for m in said)
         assert any("stays in its files" in m for m in said)
         assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 

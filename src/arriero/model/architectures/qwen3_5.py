@@ -319,13 +319,13 @@ def left_out(checkpoint: Checkpoint, config: Config, *, vision: bool) -> re.Patt
     GGUF files hold the head for drafts as layers past the last.
     """
     drafts = [DRAFTS]
+    said = "is left to its draft"
     if checkpoint.dialect == "gguf" and config.drafts:
         layers = range(config.shape.layers, config.shape.layers + config.drafts)
+        said = "is not loaded: of GGUF files it is not in this version"
         drafts.append(rf"^(model\.layers|blk)\.({'|'.join(map(str, layers))})\.")
     parts = {} if vision else {VISION: "the vision tower is not loaded, and images are refused"}
-    parts |= {
-        "|".join(drafts): "the head that predicts several tokens is not loaded: drafts are not in this version",
-    }
+    parts |= {"|".join(drafts): f"the head that predicts several tokens {said}"}
     names = checkpoint.names()
     for pattern, part in parts.items():
         count = sum(re.search(pattern, name) is not None for name in names)

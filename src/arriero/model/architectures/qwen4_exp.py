@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 LEFT_OUT = {
     VISION: "the vision tower is not loaded, and images are refused",
-    DRAFTS: "the head that predicts several tokens is not loaded: drafts are not in this version",
+    DRAFTS: "the head that predicts several tokens is left to its draft",
 }
 IGNORED = re.compile(r"\.(hashstats_\w+|token_lookup\w*)$|\.[kv]_scale$")
 """Statistics and activation scales that some files carry."""
