@@ -39,11 +39,11 @@ bool is_float(mx::Dtype d);
 
 mx::array quantized_matmul(const mx::array& x, const mx::array& w, const mx::array& scales,
                            const std::optional<mx::array>& biases, int group_size, int bits, const std::string& mode,
-                           const std::optional<mx::array>& global_scale, bool exact);
+                           const std::optional<mx::array>& global_scale);
 mx::array matmul(const mx::array& x, const mx::array& w);
 mx::array gather_qmm(const mx::array& x, const mx::array& w, const mx::array& scales,
                      const std::optional<mx::array>& biases, const mx::array& indices, int group_size, int bits,
-                     const std::string& mode, const std::optional<mx::array>& global_scale, bool exact);
+                     const std::string& mode, const std::optional<mx::array>& global_scale);
 mx::array gather_mm(const mx::array& x, const mx::array& w, const mx::array& indices);
 mx::array take_rows(const mx::array& w, const mx::array& scales, const std::optional<mx::array>& biases,
                     const mx::array& ids, int group_size, int bits, const std::string& mode,

@@ -7,8 +7,6 @@
 #include <vector>
 #if defined(ARRIERO_X86)
 #include <cpuid.h>
-#elif defined(ARRIERO_ARM64)
-#include <sys/auxv.h>
 #endif
 
 #include "kernels.h"
@@ -22,11 +20,9 @@ extern const PackedRun strips_portable;
 #if defined(ARRIERO_X86)
 extern const Table table_avx2, table_avx512;
 extern const PackedRun strips_avx2, strips_avx2_vnni, strips_avx512, strips_avx512_vnni;
-extern const Fast int8_avx2, int8_avx2_vnni, int8_avx512, int8_avx512_vnni;
 #elif defined(ARRIERO_ARM64)
 extern const Table table_neon;
 extern const PackedRun strips_neon;
-extern const Fast int8_neon_dotprod, int8_neon_i8mm;
 #endif
 
 namespace {
@@ -34,7 +30,6 @@ namespace {
 struct Set {
   const char* name;  // the part behind the hyphen is the integer extension
   const Table* table;
-  Fast fast;
   PackedRun strips;
   bool here;
 };
@@ -53,19 +48,14 @@ std::vector<Set> sets() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   unsigned a = 0, b = 0, c = 0, d = 0;  // g++ 12 does not know AVX-VNNI by name
   const bool avx2_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-  all.push_back({"avx512-vnni", &table_avx512, int8_avx512_vnni, strips_avx512_vnni,
-                 avx512 && __builtin_cpu_supports("avx512vnni")});
-  all.push_back({"avx512-plain", &table_avx512, int8_avx512, strips_avx512, avx512});
-  all.push_back({"avx2-vnni", &table_avx2, int8_avx2_vnni, strips_avx2_vnni, avx2_vnni});
-  all.push_back({"avx2-plain", &table_avx2, int8_avx2, strips_avx2, avx2});
+  all.push_back({"avx512-vnni", &table_avx512, strips_avx512_vnni, avx512 && __builtin_cpu_supports("avx512vnni")});
+  all.push_back({"avx512-plain", &table_avx512, strips_avx512, avx512});
+  all.push_back({"avx2-vnni", &table_avx2, strips_avx2_vnni, avx2_vnni});
+  all.push_back({"avx2-plain", &table_avx2, strips_avx2, avx2});
 #elif defined(ARRIERO_ARM64)
-  const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
-  const bool dotprod = one >> 20 & 1, i8mm = two >> 13 & 1;
-  all.push_back({"neon-i8mm", &table_neon, int8_neon_i8mm, strips_neon, dotprod && i8mm});
-  all.push_back({"neon-dotprod", &table_neon, int8_neon_dotprod, strips_neon, dotprod});
-  all.push_back({"neon-plain", &table_neon, nullptr, strips_neon, true});
+  all.push_back({"neon", &table_neon, strips_neon, true});
 #endif
-  all.push_back({"portable", &table_portable, nullptr, strips_portable, true});
+  all.push_back({"portable", &table_portable, strips_portable, true});
   return all;
 }
 const Choice& choice() {
@@ -92,7 +82,6 @@ const Choice& choice() {
 
 const Table& table() { return *choice().set.table; }
 PackedRun packed_run() { return choice().set.strips; }
-Fast fast_product() { return choice().set.fast; }
 const char* isa_name() { return choice().set.name; }
 const char* isa_problem() { return choice().problem.c_str(); }
 
@@ -120,7 +109,7 @@ void experts(const Experts& e) {
   // One fork and join for all of them: a join per expert would cost as much as a small expert.
   const int want = (3 * pool_threads() + (int)used.size() - 1) / (int)used.size();
   const int rows = std::max(64, ((e.p.N + want - 1) / want + 3) / 4 * 4), parts = (e.p.N + rows - 1) / rows;
-  const size_t line = e.p.format == DENSE ? 0 : (size_t)(e.p.K / e.p.group) * bytes_of(e.p.st);
+  const size_t line = (size_t)e.p.K / 32;
   parallel((int)used.size() * parts, [&](int t) {
     const int i = used[t / parts], n = t % parts * rows;
     const size_t at = (size_t)i * e.p.N + n;  // first row of w
@@ -129,7 +118,6 @@ void experts(const Experts& e) {
     p.N = std::min(rows, e.p.N - n);
     p.w += at * p.wrow;
     if (p.scales) p.scales = (const char*)p.scales + at * line;
-    if (p.biases) p.biases = (const char*)p.biases + at * line;
     if (e.gscales) p.gscale = e.gscales[i];
     p.y = (char*)p.y + n * bytes_of(p.yt);
     p.xrows = xr.data() + start[i];

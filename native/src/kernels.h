@@ -10,17 +10,17 @@ enum Format : int { AFFINE = 0, NVFP4 = 1, MXFP4 = 2, MXFP8 = 3, DENSE = 4 };
 
 static constexpr size_t bytes_of(int t) { return t == F32 ? 4 : t == U8 ? 1 : 2; }
 
-// y[m, :] = x[m, :] * dequantised(w)^T, w in MLX's packed layout; x and y are addressed by row.
+// y[m, :] = x[m, :] * dequantised(w)^T, w dense or in MLX's layout of mxfp8; x and y are addressed by row. The other
+// formats are packed first (packed.h).
 struct Product {
-  int format, bits, group;
+  int format;
   int M, N, K;
   const void* x;
   int xt;
   const uint8_t* w;
   size_t wrow;  // bytes in a row of w
   int wt;       // element type of a dense w
-  const void *scales, *biases;
-  int st;  // type of scales and biases (U8 for the fp modes)
+  const void* scales;
   float gscale;
   const float* row_scales;  // one per output column (row of w), or null
   void* y;
@@ -32,7 +32,7 @@ struct Product {
 
 // A product of every row with the weights of its own expert.
 struct Experts {
-  Product p;  // w, scales, biases, x and y of expert 0; M unused
+  Product p;  // w, scales, x and y of expert 0; M unused
   int rows, experts;
   int per_x;  // rows that share one row of x
   const int* index;
@@ -91,16 +91,12 @@ struct Table {
   void (*rope)(const Rope&);
   void (*glu)(const Glu&);
   void (*argmax)(const void* x, uint32_t* y, size_t rows, size_t n, int xt);
-  void (*take)(const Product&);  // y[m, :] = dequantised w[xrows[m], :], zeros where there is no such row
+  void (*take)(const Product&);  // y[m, :] = w[xrows[m], :] of an mxfp8 w, zeros where there is no such row
 };
 // The best instruction set for this machine, or the one that ARRIERO_CPU_ISA names.
 const Table& table();
 const char* isa_name();     // with its integer extension: avx512-vnni
 const char* isa_problem();  // why ARRIERO_CPU_ISA is not honoured, or ""
-
-// A product with 7-bit activations; false where the set has none for the format.
-using Fast = bool (*)(const Product&);
-Fast fast_product();  // null: none at all
 
 void experts(const Experts&);
 // cos and sin of position * frequency, computed in double precision

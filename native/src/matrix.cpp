@@ -18,25 +18,26 @@ Matrix::Matrix(const mx::array& w, const std::optional<mx::array>& scales, const
   if (scales) {
     if (bits < 1) bad("no number of bits");
     columns = (int)((long long)w.shape(1) * 32 / bits);
-    quant = check_weights("matrix", columns, w, *scales, biases, group_size, bits, mode, true, 0);
+    quant = check_weights("matrix", columns, w, *scales, biases, group_size, bits, mode, 0);
+    check_rowwise("matrix", quant);
     arrays.push_back(*scales);
-    if (biases) arrays.push_back(*biases);
   } else {
     if (!is_float(w.dtype()) || biases) bad("a dense matrix holds floats, and no scales");
     columns = w.shape(1);
-    quant = Quant{DENSE, 0, 1, true};
+    quant = Quant{DENSE, 0, 1};
   }
   add_rest(global_scale, bias);
 }
 Matrix::Matrix(const PackedArray& p, const std::optional<mx::array>& global_scale, const std::optional<mx::array>& bias,
                bool exact)
     : arrays{p.bytes},
-      quant{p.shape.format, p.shape.bits, p.shape.group, exact},
+      quant{p.shape.format, p.shape.bits, p.shape.group},
       packed(p),
       rows(p.shape.N),
       columns(p.shape.K),
       scaled(global_scale),
-      shifted(bias) {
+      shifted(bias),
+      exact(exact) {
   if (p.shape.experts) bad("a stack of experts is no matrix");
   add_rest(global_scale, bias);
 }
@@ -53,15 +54,12 @@ void Matrix::check(const char* where, mx::Dtype x) const {
 
 Step::Step(const Matrix& m, const Arrays& in, size_t& at) : p_{} {
   const auto& w = in[at++];
-  p_.format = m.quant.format, p_.bits = m.quant.bits, p_.group = m.quant.group, p_.exact = m.quant.exact;
+  p_.format = m.quant.format, exact_ = m.exact;
   p_.K = m.columns, p_.N = m.rows, p_.gscale = 1;
   if (m.packed) packed_ = packed_at(*m.packed, w);
   else p_.w = w.data<uint8_t>(), p_.wrow = (size_t)w.shape(-1) * w.itemsize();
   if (p_.format == DENSE) p_.wt = type_of(w.dtype());
-  else if (!m.packed) {
-    p_.scales = in[at].data<char>(), p_.st = type_of(in[at].dtype()), at++;
-    if (p_.format == AFFINE) p_.biases = in[at++].data<char>();
-  }
+  else if (!m.packed) p_.scales = in[at++].data<char>();
   if (m.scaled) by_row_ = in[at].size() > 1, scale_ = in[at++].data<float>();
   if (m.shifted) bias_ = in[at].data<char>(), bias_type_ = type_of(in[at].dtype()), at++;
 }

@@ -22,6 +22,7 @@ struct Matrix {
   std::optional<PackedArray> packed;
   int rows, columns;  // [rows, columns], unpacked
   bool scaled, shifted;  // whether there is a global scale, a bias
+  bool exact = true;     // no 7-bit activations
 
  private:
   void add_rest(const std::optional<mx::array>& global_scale, const std::optional<mx::array>& bias);
@@ -38,12 +39,13 @@ class Step {
   bool packed() const { return packed_.data != nullptr; }
   PackedProduct product(void* y, size_t ldy) const;  // if packed
   int inner() const { return p_.K; }
-  bool exact() const { return p_.exact; }
+  bool exact() const { return exact_; }
 
  private:
   Product p_;
   Packed packed_{};
   int bias_type_ = F32;
+  bool exact_ = true;
   const float* scale_ = nullptr;
   bool by_row_ = false;
   const void* bias_ = nullptr;

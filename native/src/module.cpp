@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bandwidth.h"
 #include "call.h"
 #include "kernels.h"
 #include "pool.h"
@@ -20,10 +21,10 @@ NB_MODULE(_native, m) {
   bind_parts(m);
   bind_sequence(m);
   m.def("quantized_matmul", &quantized_matmul, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a,
-        "mode"_a, "global_scale"_a.none(), "exact"_a);
+        "mode"_a, "global_scale"_a.none());
   m.def("matmul", &matmul, "x"_a, "w"_a);
   m.def("gather_qmm", &gather_qmm, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "indices"_a, "group_size"_a, "bits"_a,
-        "mode"_a, "global_scale"_a.none(), "exact"_a);
+        "mode"_a, "global_scale"_a.none());
   m.def("gather_mm", &gather_mm, "x"_a, "w"_a, "indices"_a);
   m.def("supports", &supports, "mode"_a, "bits"_a, "group_size"_a, "x_dtype"_a);
   m.def("attention", &attention, "q"_a, "keys"_a, "values"_a, "scale"_a, "lengths"_a, "counts"_a, "positions"_a,
@@ -43,6 +44,7 @@ NB_MODULE(_native, m) {
   m.def("pool_problem", [] { return std::string(pool_problem()); });
   m.def(
       "quota_cores", [](const std::string& root) { return quota_cores(root.c_str()); }, "root"_a);
+  m.def("read_bandwidth", &read_bandwidth, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("threads", &pool_threads);
   m.def("set_threads", &pool_resize, "n"_a);
   m.def("set_spin_us", &pool_set_spin, "us"_a);

@@ -99,7 +99,7 @@ PackedArray pack(const mx::array& w, const mx::array& scales, const std::optiona
     bad(f, "not packable: " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group_size));
   if (w.ndim() != 2 && w.ndim() != 3) bad(f, "w must be [N, packed K] or [experts, N, packed K]");
   const long long K = (long long)w.shape(-1) * 32 / bits;
-  const Quant q = check_weights(f, K, w, scales, biases, group_size, bits, mode, true, w.ndim() - 2);
+  const Quant q = check_weights(f, K, w, scales, biases, group_size, bits, mode, w.ndim() - 2);
   Packed p = shape_of(q, w, K);
   if (w.size() == 0) bad(f, "w is empty");
   const mx::array codes = computed(w), s = computed(scales);

@@ -11,11 +11,10 @@ namespace arriero {
 // MLX's layout, checked.
 struct Quant {
   int format, bits, group;
-  bool exact;
 };
 Quant check_weights(const char* where, long long K, const mx::array& w, const mx::array& scales,
-                    const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, bool exact,
-                    size_t lead);
+                    const std::optional<mx::array>& biases, int group, int bits, const std::string& mode, size_t lead);
+void check_rowwise(const char* where, const Quant& q);  // whether products take it without packing
 mx::array scale_input(const char* where, const mx::array& scale, int n);
 
 struct PackedArray {

@@ -156,7 +156,7 @@ static inline void join_pairs(V even, V odd, V& a, V& b) {
   b = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
-// ---- packed weights as floats
+// ---- fp8 weights as floats
 struct Ctx {
   V a, b;
 };
@@ -177,142 +177,14 @@ static inline VI bytes_to_int(const uint8_t* w) {
   return __builtin_convertvector(b, VI);
 #endif
 }
-// The 32 codes that start at w, eight at a time.
-template <int BITS>
-struct Bits {
-#if defined(__AVX2__)
-  // Eight codes come from four (up to three bits) or eight bytes that lie inside the 4 * BITS bytes of a step, so
-  // nothing behind the weights is read; `at` is where those bytes begin, `skip` how many of them precede the codes.
-  static constexpr int kBytes = BITS <= 3 ? 4 : 8;
-  static constexpr int at(int j) { return j * BITS + kBytes <= 4 * BITS ? j * BITS : 4 * BITS - kBytes; }
-  static constexpr int skip(int j) { return j * BITS - at(j); }
-  __m256i bytes[4], shift[4], mask;
-  Bits() {
-    for (int j = 0; j < 4; j++) {
-      alignas(32) uint8_t by[32];
-      alignas(32) uint32_t sh[8];
-      for (int i = 0; i < 8; i++) {
-        const int bit = i * BITS, first = skip(j) + bit / 8;
-        by[4 * i] = (uint8_t)first;
-        by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? first + 1 : 0x80);
-        by[4 * i + 2] = by[4 * i + 3] = 0x80;
-        sh[i] = (uint32_t)(kBytes == 4 ? 8 * skip(j) + bit : bit % 8);
-      }
-      bytes[j] = _mm256_load_si256((const __m256i*)by);
-      shift[j] = _mm256_load_si256((const __m256i*)sh);
-    }
-    mask = _mm256_set1_epi32((1 << BITS) - 1);
-  }
-  template <int J>
-  inline VI codes(const uint8_t* w) const {
-    __m256i v;
-    if constexpr (kBytes == 4) {
-      int t;
-      std::memcpy(&t, w + at(J), 4);
-      v = _mm256_set1_epi32(t);
-    } else {
-      long long t;
-      std::memcpy(&t, w + at(J), 8);
-      v = _mm256_shuffle_epi8(_mm256_set1_epi64x(t), bytes[skip(J) ? J : 0]);
-    }
-    return (VI)_mm256_and_si256(_mm256_srlv_epi32(v, shift[kBytes == 4 && skip(J) ? J : 0]), mask);
-  }
-#else
-  template <int J>
-  inline VI codes(const uint8_t* w) const {
-    uint64_t t = 0;
-    for (int i = 0; i < BITS; i++) t |= (uint64_t)w[J * BITS + i] << (8 * i);
-    VI r;
-    for (int i = 0; i < 8; i++) r[i] = (int32_t)((t >> (i * BITS)) & ((1u << BITS) - 1));
-    return r;
-  }
-#endif
-};
-template <>
-struct Bits<8> {
-  template <int J>
-  inline VI codes(const uint8_t* w) const {
-    return bytes_to_int(w + J * 8);
-  }
-};
-// Unpack::step gives the 32 weights whose codes start at w. With kSplit each sixteen come as the even and then the odd
-// elements, and x is laid out likewise.
-template <int F, int BITS>
-struct Unpack;
-template <int BITS>
-struct Unpack<AFFINE, BITS> {
-  Bits<BITS> bits;
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
-  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    v[0] = fma(to_float(bits.template codes<0>(w)), c.a, c.b);
-    v[1] = fma(to_float(bits.template codes<1>(w)), c.a, c.b);
-    v[2] = fma(to_float(bits.template codes<2>(w)), c.a, c.b);
-    v[3] = fma(to_float(bits.template codes<3>(w)), c.a, c.b);
-  }
-};
-template <>
-struct Unpack<AFFINE, 4> {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = 1;
-  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    for (int j = 0; j < 2; j++) {
-      const VI q = bytes_to_int(w + j * 8);
-      v[2 * j] = fma(to_float(q & 15), c.a, c.b);
-      v[2 * j + 1] = fma(to_float(q >> 4), c.a, c.b);
-    }
-  }
-};
-// Twice the value of an fp4 code.
-static inline V fp4_values(VI q) {
-  // magnitudes 0 1 2 3 4 6 8 12: (m + 2) << (e - 1) from e = 1 on, m alone at e = 0
-  const VI e = (q >> 1) & 3, m = q & 1;
-  const V f = (V)(((e + 127) << 23) | (m << 22));  // 2^e * (1 + m / 2)
-  const V a = e > 0 ? f : to_float(m);
-  return (V)((VI)a | ((q & 8) << 28));
-}
-template <int F>
-struct Fp4 {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = F == NVFP4 ? 2 : 1;
-  inline Ctx group(const float* s, const float*) const {
-    return {splat(s[0] * .5f), splat(s[kScales - 1] * .5f)};
-  }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-#if defined(__AVX2__)
-    const __m128i lut = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), m = _mm_set1_epi8(15);
-    const __m128i q = _mm_loadu_si128((const __m128i*)w);
-    const __m128i lo = _mm_shuffle_epi8(lut, _mm_and_si128(q, m));
-    const __m128i hi = _mm_shuffle_epi8(lut, _mm_and_si128(_mm_srli_epi16(q, 4), m));
-    v[0] = mul(to_float((VI)_mm256_cvtepi8_epi32(lo)), c.a);
-    v[1] = mul(to_float((VI)_mm256_cvtepi8_epi32(hi)), c.a);
-    v[2] = mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(lo, lo))), c.b);
-    v[3] = mul(to_float((VI)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(hi, hi))), c.b);
-#else
-    for (int j = 0; j < 2; j++) {
-      const VI q = bytes_to_int(w + j * 8);
-      v[2 * j] = mul(fp4_values(q & 15), j ? c.b : c.a);
-      v[2 * j + 1] = mul(fp4_values(q >> 4), j ? c.b : c.a);
-    }
-#endif
-  }
-};
-template <>
-struct Unpack<NVFP4, 4> : Fp4<NVFP4> {};
-template <>
-struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
-template <>
-struct Unpack<MXFP8, 8> {
+// step gives the 32 weights whose codes start at w.
+struct Fp8 {
 #if defined(__AVX2__)
   const __m256i top_bytes = _mm256_set_epi8(7, -1, -1, -1, 6, -1, -1, -1, 5, -1, -1, -1, 4, -1, -1, -1, 3, -1, -1, -1,
                                             2, -1, -1, -1, 1, -1, -1, -1, 0, -1, -1, -1);
 #endif
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
   // The code's seven low bits, moved to the top of the float's mantissa and exponent, lack 2^120.
-  inline Ctx group(const float* s, const float*) const { return {splat(*s), splat(0x1p120f)}; }
+  inline Ctx group(float scale) const { return {splat(scale), splat(0x1p120f)}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
     for (int j = 0; j < 4; j++) {
 #if defined(__AVX2__)

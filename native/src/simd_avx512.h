@@ -88,111 +88,14 @@ static inline void join_pairs(V even, V odd, V& a, V& b) {
   b = _mm512_permutex2var_ps(even, _mm512_add_epi32(lo, _mm512_set1_epi32(8)), odd);
 }
 
-// ---- packed weights as floats
+// ---- fp8 weights as floats
 struct Ctx {
-  V a, b;
+  V a;
 };
-template <int BITS>
-struct Bits {
-  __m512i bytes, shift, mask;
-  Bits() {
-    alignas(64) uint8_t by[64];
-    alignas(64) uint32_t sh[16];
-    for (int i = 0; i < 16; i++) {
-      const int bit = i * BITS;
-      by[4 * i] = (uint8_t)(bit / 8);
-      by[4 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? bit / 8 + 1 : 0x80);
-      by[4 * i + 2] = by[4 * i + 3] = 0x80;
-      sh[i] = (uint32_t)(bit % 8);
-    }
-    bytes = _mm512_load_si512(by);
-    shift = _mm512_load_si512(sh);
-    mask = _mm512_set1_epi32((1 << BITS) - 1);
-  }
-  // bits above the code are left in place
-  inline __m512i codes(const uint8_t* w) const {
-    __m512i v;
-    if constexpr (BITS == 2) {
-      int t;
-      std::memcpy(&t, w, 4);
-      v = _mm512_set1_epi32(t);
-    } else if constexpr (BITS == 4) {
-      long long t;
-      std::memcpy(&t, w, 8);
-      v = _mm512_set1_epi64(t);
-    } else {
-      v = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8((__mmask16)((1 << 2 * BITS) - 1), w));
-    }
-    return _mm512_srlv_epi32(_mm512_shuffle_epi8(v, bytes), shift);
-  }
-};
-// Unpack::step gives the 32 weights whose codes start at w. With kSplit they come as the even and then the odd ones;
-// x is laid out likewise.
-template <int F, int BITS>
-struct Unpack;
-template <int BITS>
-struct Unpack<AFFINE, BITS> {
-  Bits<BITS> bits;
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
-  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; j++) {
-      __m512i q;
-      if constexpr (BITS == 8) q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w + j * 16)));
-      else q = _mm512_and_si512(bits.codes(w + j * 2 * BITS), bits.mask);
-      v[j] = fma(_mm512_cvtepi32_ps(q), c.a, c.b);
-    }
-  }
-};
-// Each of sixteen bytes holds an even code below an odd one; the table look-up ignores all but four bits.
-static inline void look_up(V even, V odd, const uint8_t* w, V (&v)[2]) {
-  const __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)w));
-  v[0] = _mm512_permutexvar_ps(q, even);
-  v[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), odd);
-}
-template <>
-struct Unpack<AFFINE, 4> {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = 1;
-  const V codes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  inline Ctx group(const float* s, const float* b) const { return {fma(codes, splat(*s), splat(*b)), zero()}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const { look_up(c.a, c.a, w, v); }
-};
-static inline V fp4_values() {
-  return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -.5f, -0.f, 6, 4, 3, 2, 1.5f, 1, .5f, 0);
-}
-template <>
-struct Unpack<MXFP4, 4> {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = 1;
-  const V codes = fp4_values();
-  inline Ctx group(const float* s, const float*) const { return {mul(codes, splat(*s)), zero()}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const { look_up(c.a, c.a, w, v); }
-};
-template <>
-struct Unpack<NVFP4, 4> {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = 2;  // one for the lower eight lanes, one for the upper
-  const V codes = fp4_values();
-  const __m512i lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-  inline Ctx group(const float* s, const float*) const {
-    double two;
-    std::memcpy(&two, s, 8);
-    return {_mm512_permutexvar_ps(lanes, _mm512_castpd_ps(_mm512_set1_pd(two))), zero()};
-  }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
-    look_up(codes, codes, w, v);
-    v[0] = mul(v[0], c.a), v[1] = mul(v[1], c.a);
-  }
-};
-template <>
-struct Unpack<MXFP8, 8> {
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
+// step gives the 32 weights whose codes start at w.
+struct Fp8 {
   // through f16, whose exponent bias is 8 larger
-  inline Ctx group(const float* s, const float*) const { return {splat(*s * 256.f), zero()}; }
+  inline Ctx group(float scale) const { return {splat(scale * 256.f)}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[2]) const {
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {

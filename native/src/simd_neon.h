@@ -117,112 +117,14 @@ static inline void join_pairs(V even, V odd, V& a, V& b) {
   b = {vzip1q_f32(even.b, odd.b), vzip2q_f32(even.b, odd.b)};
 }
 
-// ---- packed weights as floats
+// ---- fp8 weights as floats
 struct Ctx {
-  V a, b;
+  V a;
 };
-static inline V codes_to_float(uint16x8_t c) {
-  return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(c))), vcvtq_f32_u32(vmovl_high_u16(c))};
-}
-static inline V codes_to_float(int8x8_t c) {
-  const int16x8_t h = vmovl_s8(c);
-  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(h))), vcvtq_f32_s32(vmovl_high_s16(h))};
-}
-// The 32 codes that start at w, eight at a time. They come from kBytes bytes inside the 4 * BITS bytes of a step, so
-// nothing behind the weights is read; `at` is where those bytes begin, `skip` how many of them precede the codes.
-template <int BITS>
-struct Bits {
-  static constexpr int kBytes = BITS == 1 ? 4 : 8;
-  static constexpr int at(int j) { return j * BITS + kBytes <= 4 * BITS ? j * BITS : 4 * BITS - kBytes; }
-  static constexpr int skip(int j) { return j * BITS - at(j); }
-  uint8x16_t bytes[4];
-  int16x8_t shift;
-  uint16x8_t mask = vdupq_n_u16((1 << BITS) - 1);
-  Bits() {
-    int16_t sh[8];
-    for (int j = 0; j < 4; j++) {
-      uint8_t by[16];
-      for (int i = 0; i < 8; i++) {
-        const int bit = i * BITS, first = skip(j) + bit / 8;
-        by[2 * i] = (uint8_t)first;
-        by[2 * i + 1] = (uint8_t)(bit % 8 + BITS > 8 ? first + 1 : 255);
-        sh[i] = (int16_t)-(bit % 8);
-      }
-      bytes[j] = read<uint8x16_t>(by);
-    }
-    shift = read<int16x8_t>(sh);
-  }
-  template <int J>
-  inline uint16x8_t codes(const uint8_t* w) const {
-    uint8x16_t v;
-    if constexpr (kBytes == 4) v = vreinterpretq_u8_u32(vdupq_n_u32(read<uint32_t>(w + at(J))));
-    else v = vreinterpretq_u8_u64(vdupq_n_u64(read<uint64_t>(w + at(J))));
-    const uint16x8_t two = vreinterpretq_u16_u8(vqtbl1q_u8(v, bytes[skip(J) ? J : 0]));
-    return vandq_u16(vshlq_u16(two, shift), mask);
-  }
-};
-template <>
-struct Bits<8> {
-  template <int J>
-  inline uint16x8_t codes(const uint8_t* w) const {
-    return vmovl_u8(read<uint8x8_t>(w + J * 8));
-  }
-};
-// Unpack::step gives the 32 weights whose codes start at w. With kSplit each sixteen come as the even and then the odd
-// elements, and x is laid out likewise.
-template <int F, int BITS>
-struct Unpack;
-template <int BITS>
-struct Unpack<AFFINE, BITS> {
-  Bits<BITS> bits;
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
-  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    v[0] = fma(codes_to_float(bits.template codes<0>(w)), c.a, c.b);
-    v[1] = fma(codes_to_float(bits.template codes<1>(w)), c.a, c.b);
-    v[2] = fma(codes_to_float(bits.template codes<2>(w)), c.a, c.b);
-    v[3] = fma(codes_to_float(bits.template codes<3>(w)), c.a, c.b);
-  }
-};
-template <>
-struct Unpack<AFFINE, 4> {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = 1;
-  inline Ctx group(const float* s, const float* b) const { return {splat(*s), splat(*b)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    const uint8x16_t q = read<uint8x16_t>(w), lo = vandq_u8(q, vdupq_n_u8(15)), hi = vshrq_n_u8(q, 4);
-    v[0] = fma(codes_to_float(vmovl_u8(vget_low_u8(lo))), c.a, c.b);
-    v[1] = fma(codes_to_float(vmovl_u8(vget_low_u8(hi))), c.a, c.b);
-    v[2] = fma(codes_to_float(vmovl_high_u8(lo)), c.a, c.b);
-    v[3] = fma(codes_to_float(vmovl_high_u8(hi)), c.a, c.b);
-  }
-};
-template <int F>
-struct Fp4 {
-  static constexpr bool kSplit = true;
-  static constexpr int kScales = F == NVFP4 ? 2 : 1;
-  const int8x16_t twice = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // the values, doubled
-  inline Ctx group(const float* s, const float*) const { return {splat(s[0] * .5f), splat(s[kScales - 1] * .5f)}; }
-  inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
-    const uint8x16_t q = read<uint8x16_t>(w);
-    const int8x16_t lo = vqtbl1q_s8(twice, vandq_u8(q, vdupq_n_u8(15))), hi = vqtbl1q_s8(twice, vshrq_n_u8(q, 4));
-    v[0] = mul(codes_to_float(vget_low_s8(lo)), c.a);
-    v[1] = mul(codes_to_float(vget_low_s8(hi)), c.a);
-    v[2] = mul(codes_to_float(vget_high_s8(lo)), c.b);
-    v[3] = mul(codes_to_float(vget_high_s8(hi)), c.b);
-  }
-};
-template <>
-struct Unpack<NVFP4, 4> : Fp4<NVFP4> {};
-template <>
-struct Unpack<MXFP4, 4> : Fp4<MXFP4> {};
-template <>
-struct Unpack<MXFP8, 8> {
-  static constexpr bool kSplit = false;
-  static constexpr int kScales = 1;
+// step gives the 32 weights whose codes start at w.
+struct Fp8 {
   // through f16, whose exponent bias is 8 larger
-  inline Ctx group(const float* s, const float*) const { return {splat(*s * 256.f), zero()}; }
+  inline Ctx group(float scale) const { return {splat(scale * 256.f)}; }
   inline void step(const Ctx& c, const uint8_t* w, V (&v)[4]) const {
     for (int j = 0; j < 4; j++) {
       const uint16x8_t q = vmovl_u8(read<uint8x8_t>(w + j * 8));

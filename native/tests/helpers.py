@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import arriero_cpu as cpu
 import mlx.core as mx
 import numpy as np
 
@@ -30,3 +33,36 @@ def same(a: mx.array, b: mx.array) -> bool:
     """Bit for bit."""
     a, b = np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32))
     return a.shape == b.shape and bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
+
+
+def multiply(
+    x: mx.array,
+    *q: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+    global_scale: Any = None,
+    exact: bool = True,
+) -> mx.array:
+    """The product with weights in MLX's layout, packed first where the format is."""
+    how = {"group_size": group_size, "bits": bits, "mode": mode}
+    if cpu.packable(mode, bits, group_size):
+        return cpu.packed_matmul(x, cpu.pack(*q, **how), global_scale=global_scale, exact=exact)
+    return cpu.quantized_matmul(x, *q, **how, global_scale=global_scale, exact=exact)
+
+
+def gather(
+    x: mx.array,
+    *q: mx.array,
+    indices: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+    global_scale: Any = None,
+    exact: bool = True,
+) -> mx.array:
+    """The same of experts."""
+    how = {"group_size": group_size, "bits": bits, "mode": mode}
+    if cpu.packable(mode, bits, group_size):
+        return cpu.packed_gather(x, cpu.pack(*q, **how), indices, global_scale=global_scale, exact=exact)
+    return cpu.gather_qmm(x, *q, indices=indices, **how, global_scale=global_scale, exact=exact)

@@ -1,9 +1,11 @@
 // Tests of packed weights without Python or MLX, as driver.cpp tests the other kernels: `strip_driver` checks, `strip_driver
-// bench [format]` measures, `strip_driver hash` prints what every instruction set must agree about.
+// bench [format]` measures, `strip_driver rate SECONDS` one row's throughput over so long and its share of what memory
+// gives, `strip_driver hash` prints what every instruction set must agree about.
 #include <algorithm>
 #include <chrono>
 #include <ctime>
 
+#include "../src/bandwidth.h"
 #include "../src/packed.h"
 #include "../src/pool.h"
 #include "reference.h"
@@ -274,11 +276,38 @@ void bench(const std::string& format) {
       }
 }
 
+void rate(double length) {
+  for (const Kind& kind : {kinds[3], kinds[4], kinds[9]}) {
+    const int K = 2048, N = 8192;
+    const Strips s = strips(kind, 64, K, F16);
+    Packed p = s.p;
+    p.N = N;
+    const size_t bytes = packed_bytes(p), E = 400000000 / bytes, part = packed_bytes(s.p);
+    uint8_t* all = huge(E * bytes);
+    for (size_t i = 0; i < E * bytes; i += part) std::memcpy(all + i, s.p.data, part);
+    const Buffer x = gaussian(K, BF16);
+    Buffer y(N, BF16);
+    using clock = std::chrono::steady_clock;
+    double best = 0, memory = 0;
+    const auto start = clock::now();
+    for (int i = 0; i == 0 || std::chrono::duration<double>(clock::now() - start).count() < length; i++) {
+      if (i % 4 == 0) memory = std::max(memory, read_bandwidth(.3));
+      const auto from = clock::now();
+      for (size_t e = 0; e < E; e++) p.data = all + e * bytes, run(p, x.data(), BF16, 1, y.data());
+      best = std::max(best, E * bytes / std::chrono::duration<double>(clock::now() - from).count());
+    }
+    std::printf("%s, %d threads, %s g%d: %.1f GB/s, %.0f %% of the %.1f GB/s that memory gives\n", isa_name(),
+                pool_threads(), kind.name, kind.group, best * 1e-9, 100 * best / memory, memory * 1e-9);
+    std::free(all);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
   if (what == "bench") return bench(argc > 2 ? argv[2] : ""), 0;
+  if (what == "rate") return rate(argc > 2 ? std::atof(argv[2]) : 3), 0;
   if (what == "hash") return hash(), 0;
   products();
   jobs();

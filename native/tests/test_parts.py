@@ -172,6 +172,12 @@ def test_parts_refuse_what_does_not_fit(rng):
         cpu.matrix(normal(rng, 32, 32), bias=mx.ones(31))
 
 
+def take(arrays, ids, *, dtype, global_scale=None, **how):
+    if cpu.packable(how["mode"], how["bits"], how["group_size"]):
+        return cpu.packed_rows(cpu.pack(*arrays, **how), ids, dtype=dtype, global_scale=global_scale)
+    return cpu.take_rows(*arrays, None, ids, dtype=dtype, global_scale=global_scale, **how)
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("fmt", [("affine", b, 32) for b in (1, 2, 3, 4, 5, 6, 8)] + KINDS["fp"], ids=str)
 def test_taken_rows(rng, dtype, fmt):
@@ -183,9 +189,8 @@ def test_taken_rows(rng, dtype, fmt):
         how = {"group_size": group, "bits": bits, "mode": mode, "dtype": dtype}
         whole = mx.dequantize(*wide, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
         want = whole[ids, :width]
-        biases = packed[2] if mode == "affine" else None
-        got = cpu.take_rows(*packed[:2], biases, ids, **how)
+        got = take(packed, ids, **how)
         assert got.dtype == dtype
         assert error(got, f64(want)) < TOLERANCE[dtype]
-        assert error(cpu.take_rows(*packed[:2], biases, ids, global_scale=0.5, **how), f64(want) / 2) < TOLERANCE[dtype]
-        assert not f64(cpu.take_rows(*packed[:2], biases, mx.array([-1, 37]), **how)).any()
+        assert error(take(packed, ids, global_scale=0.5, **how), f64(want) / 2) < TOLERANCE[dtype]
+        assert not f64(take(packed, mx.array([-1, 37]), **how)).any()

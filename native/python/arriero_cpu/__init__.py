@@ -60,6 +60,7 @@ __all__ = [
     "packed_rows",
     "probe",
     "quantized_matmul",
+    "read_bandwidth",
     "rms_norm",
     "rope",
     "rope_table",
@@ -90,13 +91,13 @@ def quantized_matmul(
     global_scale: mx.array | float | None = None,
     exact: bool = True,
 ) -> mx.array:
-    """``x @ dequantised(w).T`` with ``w`` in MLX's packed layout; the result has ``x``'s dtype.
+    """``x @ dequantised(w).T`` with mxfp8 weights in MLX's layout; the result has ``x``'s dtype.
 
-    Affine scales and biases may be float16, bfloat16 or float32 whatever ``x`` is. ``global_scale``, one float or one
-    per row of ``w``, multiplies the result. A row's result does not depend on the other rows; ``exact=False`` lets
-    products of many float16 or bfloat16 rows use 7-bit activations.
+    Weights of every other format go through :func:`pack` and :func:`packed_matmul`; a ValueError says so.
+    ``global_scale``, one float or one per row of ``w``, multiplies the result. A row's result does not depend on the
+    other rows. ``exact`` is for the likeness to :func:`packed_matmul`: these products are exact whatever it says.
     """
-    return _native.quantized_matmul(x, w, scales, biases, group_size, bits, mode, _scale(global_scale), exact)
+    return _native.quantized_matmul(x, w, scales, biases, group_size, bits, mode, _scale(global_scale))
 
 
 def matmul(x: mx.array, w: mx.array) -> mx.array:
@@ -117,12 +118,12 @@ def gather_qmm(
     global_scale: mx.array | float | None = None,
     exact: bool = True,
 ) -> mx.array:
-    """Each row of ``x`` [T, K] times the weights of its experts: ``w`` [E, N, packed], ``indices`` [T] or [T, k].
+    """Each row of ``x`` [T, K] times the mxfp8 weights of its experts: ``w`` [E, N, K / 4], ``indices`` [T] or [T, k].
 
     Returns [T, N] or [T, k, N]. ``global_scale`` is a float, or holds one per expert. An index outside the experts
-    gives zeros.
+    gives zeros. ``exact`` as in :func:`quantized_matmul`.
     """
-    return _native.gather_qmm(x, w, scales, biases, indices, group_size, bits, mode, _scale(global_scale), exact)
+    return _native.gather_qmm(x, w, scales, biases, indices, group_size, bits, mode, _scale(global_scale))
 
 
 def gather_mm(x: mx.array, w: mx.array, indices: mx.array) -> mx.array:
@@ -131,7 +132,7 @@ def gather_mm(x: mx.array, w: mx.array, indices: mx.array) -> mx.array:
 
 
 def supports(mode: str, bits: int, group_size: int, x_dtype: mx.Dtype) -> bool:
-    """Whether :func:`quantized_matmul` takes this format with activations of this dtype."""
+    """Whether :func:`quantized_matmul` takes this format as it lies, with activations of this dtype."""
     return _native.supports(mode, bits, group_size, x_dtype)
 
 
@@ -244,17 +245,25 @@ def take_rows(
     global_scale: mx.array | float | None = None,
     dtype: mx.Dtype,
 ) -> mx.array:
-    """Rows ``ids`` [T] of a packed matrix [N, K], dequantised: [T, K] of ``dtype``; zeros for an id outside [0, N)."""
+    """Rows ``ids`` [T] of an mxfp8 matrix [N, K], dequantised: [T, K] of ``dtype``; zeros for an id outside [0, N)."""
     return _native.take_rows(w, scales, biases, ids, group_size, bits, mode, _scale(global_scale), dtype)
 
 
 def isa() -> str:
-    """The instruction set in use with its integer extension, such as 'avx512-vnni', 'neon-plain' or 'portable'.
+    """The instruction set in use with its integer extension, such as 'avx512-vnni', 'neon' or 'portable'.
 
     ``ARRIERO_CPU_ISA`` names another: one of these, or the part before the hyphen for its best form. :func:`probe`
     says so where the machine does not have it.
     """
     return _native.isa()
+
+
+def read_bandwidth(seconds: float = 1.0) -> float:
+    """Bytes a second that the kernels' threads read from memory together, the best of several patterns tried now.
+
+    It takes 512 MiB for so long; the calling thread waits.
+    """
+    return _native.read_bandwidth(seconds)
 
 
 def threads() -> int:
