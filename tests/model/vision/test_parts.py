@@ -40,23 +40,35 @@ def test_every_patch_sees_every_other(count: int, heads: int, kv_heads: int, siz
     np.testing.assert_allclose(found, softmax_attention(q, k, v, size**-0.5), atol=2e-5)
 
 
-def test_off_the_cpu_queries_come_in_blocks_and_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (mx.array(random(300, 2, 72, seed=seed)) for seed in (4, 5, 6))
-    expected = np.array(mutual_attention(q, k, v, scale=0.1))
-    calls: list[int] = []
+@pytest.mark.parametrize(
+    ("dtype", "size", "width", "blocks"),
+    [
+        (mx.float32, 72, 80, [100, 100, 100]),
+        (mx.bfloat16, 72, 80, [300]),
+        (mx.bfloat16, 64, 64, [300]),
+        (mx.bfloat16, 130, 130, [100, 100, 100]),
+    ],
+)
+def test_gpus_get_widths_with_a_fused_kernel_and_blocks_of_queries_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, size: int, width: int, blocks: list[int]
+) -> None:
+    q, k, v = (mx.array(random(300, 2, size, seed=seed)).astype(dtype) for seed in (4, 5, 6))
+    expected = np.array(mutual_attention(q, k, v, scale=0.1).astype(mx.float32))
+    calls: list[tuple[int, int]] = []
     attention = parts.attention
 
     def counted(q: mx.array, *rest: Any, **how: Any) -> mx.array:
-        calls.append(q.shape[0])
+        calls.append((q.shape[0], q.shape[-1]))
         return attention(q, *rest, **how)
 
     monkeypatch.setattr(parts, "on_cpu", lambda: False)
     monkeypatch.setattr(parts, "SCORE_BUDGET", 100 * 300 * 2)
-    monkeypatch.setattr(
-        parts, "attention", lambda q, *rest, **how: calls.append(q.shape[0]) or attention(q, *rest, **how)
-    )
-    np.testing.assert_array_equal(np.array(mutual_attention(q, k, v, scale=0.1)), expected)
-    assert calls == [100, 100, 100]
+    monkeypatch.setattr(parts, "attention", counted)
+    found = mutual_attention(q, k, v, scale=0.1)
+    assert found.shape == (300, 2, size)
+    tolerance = 1e-6 if dtype == mx.float32 else 0.02
+    np.testing.assert_allclose(np.array(found.astype(mx.float32)), expected, atol=tolerance)
+    assert calls == [(block, width) for block in blocks]
 
 
 def test_both_forms_of_gelu() -> None:

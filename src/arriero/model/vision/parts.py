@@ -18,6 +18,8 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import expect_shape
 
 CHANNELS = 3
+FUSED_WIDTHS = (64, 80, 128)
+"""Widths of 16-bit heads for which GPUs have kernels that keep no scores in memory; others are filled up with zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +83,28 @@ def pixel_rows(patches: ImagePatches, order: Literal["channels first", "channels
 
 
 def mutual_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.array:
-    """Attention of n patches that all see each other: q, k, v `[n, heads, D]` to `[n, heads, D]`."""
-    count, heads, _ = q.shape
-    keys, values = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
-    # Heads of a width that no device has a fused kernel for leave all scores in memory, so queries come in blocks.
-    block = count if on_cpu() else max(64, SCORE_BUDGET // (count * heads))
-    parts = [
-        attention(
-            q[start : start + block],
-            [keys],
-            [values],
-            scale=scale,
-            lengths=[min(block, count - start)],
-            positions=[start],
-            causal=False,
-        )
-        for start in range(0, count, block)
-    ]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    """Attention of n patches that all see each other: q `[n, heads, D]`, k and v `[n, kv_heads, D]` to q's shape."""
+    count, heads, size = q.shape
+    if on_cpu():
+        return _attend(q, k, v, 0, scale)
+    width = next((width for width in FUSED_WIDTHS if size <= width), size)
+    if width > size:
+        q, k, v = (mx.pad(x, [(0, 0), (0, 0), (0, width - size)]) for x in (q, k, v))
+    fused = width in FUSED_WIDTHS and q.dtype != mx.float32
+    block = count if fused else max(64, SCORE_BUDGET // (count * heads))
+    parts = [_attend(q[start : start + block], k, v, start, scale) for start in range(0, count, block)]
+    y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return y if width == size else y[..., :size]
+
+
+def _attend(q: mx.array, k: mx.array, v: mx.array, start: int, scale: float) -> mx.array:
+    """Some of the queries, from the patch `start` on, over all keys."""
+    return attention(
+        q,
+        [k[None].swapaxes(1, 2)],
+        [v[None].swapaxes(1, 2)],
+        scale=scale,
+        lengths=[q.shape[0]],
+        positions=[start],
+        causal=False,
+    )
