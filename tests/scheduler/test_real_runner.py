@@ -134,3 +134,17 @@ async def test_a_real_runner_answers_from_a_real_architecture(make, name):
         again, _ = await answer(lease, submit("2", [5, 6, 7, 8], 24))
         assert len(first) == 24
         assert first == again
+
+
+@pytest.mark.parametrize("kind", ["", "off"])
+async def test_a_listing_says_what_drafting_did(make, kind):
+    scheduler = make(command=REAL, dtype="float32", speculation=kind)
+    async with await scheduler.lease(request(FolderSource(str(GOLDENS / "llama")), "llama")) as lease:
+        for row in ("1", "2"):
+            await answer(lease, submit(row, [5, 6, 7, 8] * 5, 60))
+        found = scheduler.loaded()[0].drafting
+        if kind == "off":
+            assert found is None
+        else:
+            assert found.kind == "lookup"
+            assert 0 <= found.accepted <= found.drafted

@@ -128,6 +128,7 @@ class Entry:
             expires_at=self._expires_at if self._timer is not None else now + self.session,
             loaded_fraction=1.0 if ready else done / total if total else 0.0,
             requests=self.users,
+            drafting=self.runner.drafting if self.runner is not None else None,
         )
 
     def _end_load(self) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from arriero.errors import RunnerCrashed
 from arriero.runner.messages import Failed, Finished, Ready, Submit
-from arriero.scheduler.runner import RowMessage, Runner, Stream
+from arriero.scheduler.runner import Drafting, RowMessage, Runner, Stream
 from arriero.source import ModelSource
 
 
@@ -48,6 +48,8 @@ class LoadedModel:
     """0 to 1."""
     requests: int
     """Leases held now."""
+    drafting: Drafting | None = None
+    """None before the first reply, and where nothing drafts."""
 
 
 class Generation:

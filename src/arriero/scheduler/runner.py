@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zmq.asyncio
 
@@ -23,6 +24,7 @@ from arriero.runner.messages import (
     Ready,
     RunnerConfig,
     Shutdown,
+    SpeculationUsed,
     Status,
     StatusRequest,
     Submit,
@@ -44,6 +46,23 @@ QUIET_SECONDS = 10.0
 
 ANSWER_SECONDS = 60.0
 """How long that may take: the thread that answers never waits for a computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafting did for all replies of a runner so far."""
+
+    kind: str
+    """`lookup`, or the draft's architecture."""
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def after(self, used: SpeculationUsed) -> Drafting:
+        """The same with one more reply."""
+        return Drafting(
+            used.kind, self.rounds + used.rounds, self.drafted + used.drafted, self.accepted + used.accepted
+        )
 
 
 class Stream:
@@ -71,6 +90,7 @@ class Runner:
         self.name = name
         self.process = process
         self.streams: dict[str, Stream] = {}
+        self.drafting: Drafting | None = None
         self._channel = channel
         self._on_end = on_end
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -183,6 +203,8 @@ class Runner:
             if stream is None:
                 log.debug("%s answered the unknown row %s", self.name, message.id)
                 return
+            if isinstance(message, Finished) and message.speculation is not None:
+                self.drafting = (self.drafting or Drafting(message.speculation.kind)).after(message.speculation)
             if isinstance(message, Finished | Failed):
                 del self.streams[message.id]
                 self._on_end()

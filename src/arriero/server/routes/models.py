@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,7 @@ def _loaded(model: LoadedModel, stored: StoredModel | None) -> dict[str, Any]:
         "reserved_bytes": model.reserved_bytes,
         "device": model.device,
         "requests": model.requests,
+        "drafting": None if model.drafting is None else dataclasses.asdict(model.drafting),
     }
 
 
