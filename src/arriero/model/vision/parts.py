@@ -13,7 +13,7 @@ import numpy as np
 from arriero.errors import CheckpointError, InvalidRequest
 from arriero.image import ImagePatches
 from arriero.kernels.attention import SCORE_BUDGET, attention
-from arriero.kernels.device import on_cpu
+from arriero.kernels.device import fused, on_cpu
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import expect_shape
 
@@ -52,6 +52,7 @@ def find_tower(checkpoint: Checkpoint, name: str, roots: Sequence[str]) -> str:
     )
 
 
+@fused
 def gelu(x: mx.array, *, tanh: bool) -> mx.array:
     """The activation in its tanh form or its exact form by erf, computed in float32; the result has x's dtype."""
     v = x.astype(mx.float32)
@@ -90,8 +91,8 @@ def mutual_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> 
     width = next((width for width in FUSED_WIDTHS if size <= width), size)
     if width > size:
         q, k, v = (mx.pad(x, [(0, 0), (0, 0), (0, width - size)]) for x in (q, k, v))
-    fused = width in FUSED_WIDTHS and q.dtype != mx.float32
-    block = count if fused else max(64, SCORE_BUDGET // (count * heads))
+    whole = width in FUSED_WIDTHS and q.dtype != mx.float32
+    block = count if whole else max(64, SCORE_BUDGET // (count * heads))
     parts = [_attend(q[start : start + block], k, v, start, scale) for start in range(0, count, block)]
     y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     return y if width == size else y[..., :size]
