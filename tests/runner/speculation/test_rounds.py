@@ -150,6 +150,22 @@ def test_a_verification_that_fails_ends_its_row_and_leaves_nothing_behind(model,
     assert run(engine)["b"].tokens == wanted
 
 
+def test_a_draft_whose_scores_are_no_numbers_changes_nothing() -> None:
+    """Catalogue 47."""
+    target = MarkovModel(seed=3)
+    draft = MarkovDraft(target)
+    draft.table = draft.table * float("nan")
+    for options in (GREEDY, SamplingOptions(temperature=1.0, seed=5)):
+        engine = speculating(target, draft=draft, widths=(3,))
+        engine.submit(submit("a", [1, 2], 50, sampling=options))
+        assert run(engine)["a"].tokens == plain_loop(target, [1, 2], 50, options)
+    engine = speculating(target, draft=draft, widths=(3,))
+    engine.submit(submit("a", [1, 2], 50, sampling=SamplingOptions(temperature=1.0)))
+    reply = run(engine)["a"]
+    assert all(0 <= token < target.facts.vocab_size for token in reply.tokens)
+    assert reply.end.speculation.accepted == 0
+
+
 def test_states_that_wait_for_a_parked_draft_are_bounded() -> None:
     """R-70."""
     target = MarkovModel(seed=3)
