@@ -20,7 +20,7 @@ SEEDS = {
 JUNK = ["\n", " ", '"', "\\", "{", "}", "[", "]", "<", ">", "</", ":", ",", "é", "漢", "\x00", "\ud800", "1", "a", "|"]
 HEADER_WORDS = [
     *(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
-    *("assistant", "analysis", "commentary", "final", "json"),
+    *("assistant", "analysis", "commentary", "final", "json", "code", "text"),
 ]
 PROMPTS = ["", "<think>\n", "<|channel>thought\n", "[THINK]", "<|start|>assistant"]
 

@@ -89,12 +89,21 @@ async def test_a_model_made_anew_under_its_name_is_opened_anew(store):
 
 async def test_a_model_without_a_template_is_told_so_in_the_log(store, caplog):
     """Wart 6: the text that reaches such a model has no turns."""
-    put_model(store, "bare", template="", renderer="gemma4")
+    put_model(store, "bare", template="", renderer="glimmer")
     await Models().open(store, "tiny")
     assert "has no chat template" not in caplog.text
     await Models().open(store, "bare")
     assert "bare:latest has no chat template: messages reach it as plain text" in caplog.text
-    assert "stored for the built-in renderer 'gemma4'" in caplog.text
+    assert "stored for the renderer 'glimmer', which is not one of ours" in caplog.text
+
+
+async def test_a_model_without_a_template_uses_the_renderer_it_was_stored_for(store, caplog):
+    """Wart 6: models of the library keep the name of a renderer, and no template."""
+    put_model(store, "named", template="", renderer="gemma4")
+    model = await Models().open(store, "named")
+    assert "has no chat template" not in caplog.text
+    question = Conversation(messages=[Message(role="user", content="Hi")])
+    assert "<|turn>user\nHi<turn|>\n<|turn>model\n" in model.text.render(question).text
 
 
 async def test_a_model_with_nothing_but_a_go_template_refuses_conversations(store):

@@ -14,6 +14,7 @@ from arriero.chat.media.open import open_media
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.families import FAMILIES, PARSER_NAMES, Family, family_of
+from arriero.chat.renderers.builtin.catalogue import RENDERERS, renderer_of, variables_of
 from arriero.chat.renderers.jinja import JinjaRenderer
 from arriero.chat.renderers.prompt import Encoded, Prompt, Renderer, Text
 from arriero.chat.renderers.raw import RawRenderer
@@ -55,15 +56,19 @@ class ModelText:
         self._prompt_ends: dict[tuple[Think, bool], str] = {}
 
     @classmethod
-    def open(cls, source: ModelSource, template: str | None = None, *, parser: str = "") -> ModelText:
-        """Open a model's text side; `template` (a Modelfile's TEMPLATE) replaces the model's own, and `parser` (its
-        PARSER) names what reads replies, which the template and the vocabulary tell otherwise.
+    def open(
+        cls, source: ModelSource, template: str | None = None, *, renderer: str = "", parser: str = ""
+    ) -> ModelText:
+        """Open a model's text side; `template` (a Modelfile's TEMPLATE) replaces the model's own.
+
+        `renderer` (its RENDERER) names a built-in template that goes before both; `parser` (its PARSER) names what
+        reads replies, which the template and the vocabulary tell otherwise.
 
         Raises CheckpointError for a vocabulary that can't be used. A template that can't be used is a warning now and
         an error when a conversation is rendered, so raw prompts still work.
         """
         files = TextFiles.open(source)
-        return cls(files, ChatTemplates.open(files, template), parser=parser)
+        return cls(files, _templates(files, template, renderer), parser=parser)
 
     def render(
         self,
@@ -218,6 +223,20 @@ class ModelText:
         if self._family.thinks(self.templates.sources):
             found.append("thinking")
         return tuple(found)
+
+
+def _templates(files: TextFiles, template: str | None, renderer: str) -> ChatTemplates:
+    """A built-in template by its name; else the model's own; else the built-in one that its architecture needs."""
+    if renderer and renderer not in RENDERERS:
+        log.warning("there is no renderer '%s': the model's own chat template is used, if it has one", renderer)
+    templates = ChatTemplates.open(files, template)
+    if renderer not in RENDERERS and templates.default is None and templates.error is None:
+        tokenizer = Tokenizer.from_files(files, templates)
+        renderer = renderer_of(files, lambda text: tokenizer.token_id(text) in tokenizer.stop_ids)
+    if renderer not in RENDERERS:
+        return templates
+    built_in = RENDERERS[renderer]
+    return ChatTemplates({"default": built_in.source}, variables_of(built_in, files))
 
 
 def _open_media(files: TextFiles, tokenizer: Tokenizer) -> tuple[Media | None, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from arriero.chat.files import TextFiles
 from arriero.chat.template import Template
@@ -41,8 +43,12 @@ def template_sources(files: TextFiles) -> dict[str, str]:
 class ChatTemplates:
     """The main template and the one for conversations with tools, if the model has another one for them."""
 
-    def __init__(self, sources: dict[str, str]) -> None:
-        """A template that can't be compiled is a warning here and an error when it is used."""
+    def __init__(self, sources: dict[str, str], names: Mapping[str, Any] | None = None) -> None:
+        """A template that can't be compiled is a warning here and an error when it is used.
+
+        `names` are values that the templates read beside what every template is given.
+        """
+        self.names = dict(names or {})
         self.error: TemplateError | UnsupportedFeature | None = None
         self.default: Template | None = None
         self.tool_use: Template | None = None

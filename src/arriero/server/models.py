@@ -91,7 +91,7 @@ def _open_text(stored: StoredModel, source: ModelSource) -> ModelText:
     template = stored.template
     foreign = template is not None and is_go_template(template)
     # A Go template is of no use here; the model's files may hold a Jinja one beside it.
-    text = ModelText.open(source, None if foreign else template, parser=stored.parser)
+    text = ModelText.open(source, None if foreign else template, renderer=stored.renderer, parser=stored.parser)
     if text.templates.default is not None or text.templates.error is not None:
         return text
     if foreign:
@@ -100,7 +100,7 @@ def _open_text(stored: StoredModel, source: ModelSource) -> ModelText:
         "%s has no chat template: messages reach it as plain text with blank lines between%s; "
         "TEMPLATE in a Modelfile gives it one",
         stored.name,
-        f" (it was stored for the built-in renderer '{stored.renderer}')" if stored.renderer else "",
+        f" (it was stored for the renderer '{stored.renderer}', which is not one of ours)" if stored.renderer else "",
     )
     return text
 

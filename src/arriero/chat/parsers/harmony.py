@@ -20,7 +20,8 @@ _END = re.compile("|".join(re.escape(mark) for mark in _ENDS))
 _IN_HEADER = ("<|start|>", "<|channel|>", "<|constrain|>", _MESSAGE)
 _HEADER = re.compile(
     r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]+)?\s*"
-    r"(?:<\|channel\|>\s*(?:analysis|commentary|final)\s*(?:to=[^\s<]+)?\s*(?:(?:<\|constrain\|>)?\s*\w+)?\s*)?"
+    r"(?:<\|channel\|>\s*(?:analysis|commentary|final)(?:\s+to=[^\s<]+)?"
+    r"(?:(?:\s*<\|constrain\|>\s*|\s+)(?:json|code|text))?\s*)?"
 )
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from arriero.chat.messages import Conversation, Message, Think, Tool
+from arriero.chat.messages import Conversation, Message, Think, Tool, ToolCall
 from arriero.chat.renderers.control import ControlText
-from arriero.chat.renderers.objects import CallStyle, Form, call_style, message_objects, takes_parts
+from arriero.chat.renderers.objects import CallStyle, Form, message_objects
+from arriero.chat.renderers.probes import Probes
 from arriero.chat.renderers.prompt import Image, Prompt, Text
-from arriero.chat.renderers.rewrites import readings
+from arriero.chat.renderers.rewrites import one_call_a_turn, readings, system_first
 from arriero.chat.template import Template, TemplateStopped
 from arriero.chat.templates import ChatTemplates
 from arriero.errors import TemplateError, UnsupportedFeature
@@ -35,12 +36,11 @@ class JinjaRenderer:
         tokens, which in a user's text stay text; `image_token` what the template writes for an image.
         """
         self._templates = templates
-        self._names = dict(names)
+        self._names = {**names, **templates.names}
         self._control = ControlText(control)
         self._image_token = image_token
         self._image = ControlText([image_token] if image_token else [])
-        self._styles: dict[int, CallStyle] = {}
-        self._parts: dict[int, bool] = {}
+        self._probes: dict[int, Probes] = {}
 
     def render(self, conversation: Conversation, *, add_generation_prompt: bool = True, think: Think = None) -> Prompt:
         """The prompt; an assistant message at the end is left open for the model to continue.
@@ -55,13 +55,16 @@ class JinjaRenderer:
         if images and self._image_token is None:
             raise UnsupportedFeature("this model does not take images")
         marks = _Marks()
-        mark = marks.image if images and self._takes_parts(template) else None
+        mark = marks.image if images and self._probe(template).takes_parts else None
         messages = [self._guarded(message, marks) for message in conversation.messages]
         last = messages[-1] if messages else None
         prefill = add_generation_prompt and last is not None and last.role == "assistant" and not last.tool_calls
         if prefill and last is not None:
             messages[-1] = Message(role="assistant", content=last.content + marks.end, thinking=last.thinking)
-        arguments = self._arguments(conversation.tools, add_generation_prompt and not prefill, think)
+        tools = [Tool(_guard(tool.definition, marks, self._control)) for tool in conversation.tools]
+        arguments = self._arguments(tools, add_generation_prompt and not prefill, think)
+        if isinstance(think, str):
+            arguments["reasoning_effort"] = self._probe(template).effort(think)
         text = self._accepted(template, messages, arguments, mark)
         if prefill:
             text, found, _ = text.rpartition(marks.end)
@@ -82,7 +85,16 @@ class JinjaRenderer:
         edges = [0, *places, len(message.content)]
         pieces = [marks.hide_all(control, message.content[start:end]) for start, end in pairwise(edges)]
         content = marks.image.join(pieces)
-        return message if content == message.content else msgspec.structs.replace(message, content=content)
+        calls = [self._guarded_call(call, marks) for call in message.tool_calls]
+        if content == message.content and calls == message.tool_calls:
+            return message
+        return msgspec.structs.replace(message, content=content, tool_calls=calls)
+
+    def _guarded_call(self, call: ToolCall, marks: _Marks) -> ToolCall:
+        mapping = call.mapping()
+        found = _guard(call.arguments if mapping is None else mapping, marks, self._control)
+        # A client's own text of arguments stays as it is where nothing had to be hidden.
+        return call if found in (mapping, call.arguments) else msgspec.structs.replace(call, arguments=found)
 
     def _arguments(self, tools: list[Tool], add_generation_prompt: bool, think: Think) -> dict[str, Any]:
         arguments: dict[str, Any] = {
@@ -94,26 +106,38 @@ class JinjaRenderer:
         if think is not None:
             # The names that model makers gave to the same switch.
             arguments["enable_thinking"] = arguments["thinking"] = bool(think)
-        if isinstance(think, str):
-            arguments["reasoning_effort"] = "high" if think == "max" else think
         return arguments
 
-    def _takes_parts(self, template: Template) -> bool:
-        if id(template) not in self._parts:
+    def _probe(self, template: Template) -> Probes:
+        if id(template) not in self._probes:
             arguments = self._arguments([], True, None)
-            self._parts[id(template)] = takes_parts(template, arguments, self._image_token or "")
-        return self._parts[id(template)]
+            self._probes[id(template)] = Probes(template, arguments, self._image_token)
+        return self._probes[id(template)]
+
+    def _shown(self, template: Template, messages: list[Message]) -> list[Message]:
+        """The messages without what the template would leave out in silence."""
+        probe = self._probe(template)
+        if any(message.role == "developer" for message in messages) and probe.drops_developer:
+            messages = [
+                msgspec.structs.replace(message, role="system") if message.role == "developer" else message
+                for message in messages
+            ]
+        if any(message.role == "system" for message in messages[1:]) and probe.drops_late_system:
+            messages = system_first(messages)
+        if any(len(message.tool_calls) > 1 for message in messages) and probe.drops_parallel_calls:
+            messages = one_call_a_turn(messages)
+        return messages
 
     def _accepted(
         self, template: Template, messages: list[Message], arguments: dict[str, Any], mark: str | None
     ) -> str:
         styles = [CallStyle()]
         if any(message.tool_calls for message in messages):
-            style = self._style(template)
+            style = self._probe(template).calls
             others: tuple[Form, ...] = ("text" if style.form == "mapping" else "mapping", "wrapped")
             styles = [style, *(CallStyle(form, style.null_content) for form in others)]
         complaint: TemplateError | None = None
-        for reading in readings(messages):
+        for reading in readings(self._shown(template, messages)):
             for style in styles:
                 try:
                     return template.render(arguments | {"messages": message_objects(reading, style, mark)})
@@ -123,11 +147,6 @@ class JinjaRenderer:
                     complaint = complaint or error
         assert complaint is not None
         raise complaint
-
-    def _style(self, template: Template) -> CallStyle:
-        if id(template) not in self._styles:
-            self._styles[id(template)] = call_style(template, self._arguments([], False, None))
-        return self._styles[id(template)]
 
     def _segments(self, text: str, marks: _Marks, images: list[bytes]) -> list[Text | Image]:
         segments: list[Text | Image] = []
@@ -153,6 +172,17 @@ class JinjaRenderer:
         if left:
             raise TemplateError(f"the chat template leaves out {left} of {len(images)} images")
         return segments
+
+
+def _guard(value: Any, marks: _Marks, control: ControlText) -> Any:
+    """A JSON value with stand-ins for the control tokens that its strings spell."""
+    if isinstance(value, str):
+        return marks.hide_all(control, value)
+    if isinstance(value, list):
+        return [_guard(item, marks, control) for item in value]
+    if isinstance(value, dict):
+        return {_guard(key, marks, control): _guard(item, marks, control) for key, item in value.items()}
+    return value
 
 
 class _Marks:

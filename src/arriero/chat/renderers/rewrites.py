@@ -8,8 +8,8 @@ it as it was sent; only when it raises are these rewritings tried, in order, unt
 2. Also, neighbouring user messages become one, joined with a blank line.
 3. Also, the system message goes in front of the first user message.
 
-Each of them is tried with three more changes where they apply: text beside thinking in a turn that makes calls becomes
-part of the thinking; call ids become nine letters and digits.
+Each of them is tried with more changes where they apply: text beside thinking in a turn that makes calls becomes part
+of the thinking; calls of one turn get a turn each, its result behind it; call ids become nine letters and digits.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ def readings(messages: list[Message]) -> Iterator[list[Message]]:
     """
     yield messages
     seen = [messages]
-    settled = _system_first(messages)
+    settled = system_first(messages)
     alternating = _merge_users(settled)
     for roles in (messages, settled, alternating, _system_in_user(alternating)):
-        for turns in (roles, _text_into_thinking(roles)):
-            for reading in (turns, _short_ids(turns)):
-                if reading not in seen:
-                    seen.append(reading)
-                    yield reading
+        for texts in (roles, _text_into_thinking(roles)):
+            for turns in (texts, one_call_a_turn(texts)):
+                for reading in (turns, _short_ids(turns)):
+                    if reading not in seen:
+                        seen.append(reading)
+                        yield reading
 
 
-def _system_first(messages: list[Message]) -> list[Message]:
+def system_first(messages: list[Message]) -> list[Message]:
+    """Leading system messages as one, later ones as the user's."""
     lead = 0
     while lead < len(messages) and messages[lead].role in _SYSTEM:
         lead += 1
@@ -80,6 +82,30 @@ def _text_into_thinking(messages: list[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def one_call_a_turn(messages: list[Message]) -> list[Message]:
+    """Turns with several calls as turns with one call each, followed by its result; text and thinking stay in front."""
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if len(message.tool_calls) < 2:
+            found.append(message)
+            continue
+        end = at
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        results, at = messages[at:end], end
+        for index, call in enumerate(message.tool_calls):
+            turn = message if index == 0 else Message(role=message.role)
+            found.append(msgspec.structs.replace(turn, tool_calls=[call]))
+            own = [result for result in results if call.id and result.tool_call_id == call.id] or results[:1]
+            found += own
+            results = [result for result in results if result not in own]
+        found += results
+    return found
 
 
 def _short_ids(messages: list[Message]) -> list[Message]:
