@@ -128,13 +128,11 @@ class Speculator:
                 outputs += [array for cache in session.caches if cache is not None for array in cache.state()]
         return outputs
 
-    def choose(self, rows: Sequence[Row], waiting_read: bool) -> int:
-        """How many tokens to draft for the only row, 0 = take a plain step.
-
-        `waiting_read`: its latest token has been computed and not read.
-        """
+    def choose(self, rows: Sequence[Row]) -> int:
+        """How many tokens to draft for the only row, 0 = take a plain step; its latest token need not be read."""
         row = rows[0] if len(rows) == 1 and rows[0].phase is Phase.DECODING else None
-        if row is None or row.tally is None:
+        # What a grammar allows is known one token at a time.
+        if row is None or row.tally is None or row.constraint is not None:
             self._row = None
             return 0
         if row is not self._row:
@@ -142,7 +140,7 @@ class Speculator:
         most = min(row.max_new - row.sampled - 1, self._limit)
         if self.draft is not None:
             return self.depths.next(most) if most > 0 and self._session(row).ready else 0
-        ahead = int(waiting_read)
+        ahead = row.sampled - row.generated
         found = len(self._known(row).find(most + ahead)) - ahead if most > 0 else 0
         return self.depths.next(found) if found > 0 else 0
 
@@ -173,7 +171,7 @@ class Speculator:
         if row is self._row:
             self._row = None
         if row.tally is not None:
-            log.info("row %s: %s", row.id, row.tally)
+            log.log(logging.INFO if row.tally.rounds else logging.DEBUG, "row %s: %s", row.id, row.tally)
         session = row.session
         if session is None or not self._owns_caches:
             return
