@@ -82,7 +82,7 @@ def test_sixteen_bit_tokens_are_scored_in_float32() -> None:
         ({"n_group": 12}, "`n_group` should be so that 12 experts make groups of at least two"),
         ({"topk_group": 5}, "`topk_group` should be at most 4"),
         ({"topk_group": 1, "num_experts_per_tok": 4}, "`num_experts_per_tok` should be at most 3 experts"),
-        ({"n_routed_experts": None}, "`num_local_experts` is missing"),
+        ({"n_routed_experts": None}, "`n_routed_experts` is missing"),
     ],
 )
 def test_what_contradicts_is_named(changes: dict[str, Any], message: str) -> None:

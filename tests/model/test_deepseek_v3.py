@@ -189,7 +189,7 @@ class TestSoftmaxRouter:
         ("deepseek_v3", {"topk_method": "greedy"}, "`topk_method` should be noaux_tc, found 'greedy'"),
         ("deepseek_v3", {"n_group": 3}, "`n_group` should be so that 8 experts"),
         ("deepseek_v3", {"num_experts_per_tok": 5}, "`num_experts_per_tok` should be at most 4"),
-        ("deepseek_v3", {"n_routed_experts": None}, "`num_local_experts` is missing"),
+        ("deepseek_v3", {"n_routed_experts": None}, "`n_routed_experts` is missing"),
         ("deepseek_v3", {"num_key_value_heads": 1}, "`num_key_value_heads`"),
         ("deepseek_v3", {"hidden_act": "relu"}, "`hidden_act`"),
         ("deepseek_v3", {"mlp_layer_types": ["dense", "sparse"]}, "`mlp_layer_types`"),

@@ -113,8 +113,7 @@ class Config:
         prefix = fields.integer("prefix_dense_sliding_window_pattern", 1) if moe else 1
         sparse = read_sparse(fields, shape.layers, first_dense) if moe else [False] * shape.layers
         types = read_layer_types(fields, shape.layers, first_dense, prefix)
-        # A window of null is no window; only a missing one is 4096.
-        window = fields.optional_integer("sliding_window") if "sliding_window" in values else 4096
+        window = fields.optional_integer("sliding_window", 4096)
         bias = fields.flag("attention_bias", False)
         front = fields.integer("prefix_dense_intermediate_size", shape.intermediate) if moe else shape.intermediate
         config = cls(

@@ -29,6 +29,26 @@ from arriero.model.layers.summed_experts import ChooseExperts, SummedConfig, loa
 V2, V3, LITE = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a configuration means that leaves a field out."""
+
+    eps: float
+    context_length: int
+    first: int
+    """Dense layers in front."""
+    shared: int
+    scale: float
+    groups: tuple[int, int]
+
+
+DEFAULTS = {
+    V2: Defaults(eps=1e-6, context_length=2048, first=0, shared=2, scale=1.0, groups=(1, 1)),
+    V3: Defaults(eps=1e-6, context_length=4096, first=3, shared=1, scale=2.5, groups=(8, 4)),
+    LITE: Defaults(eps=1e-5, context_length=202752, first=1, shared=1, scale=1.8, groups=(1, 1)),
+}
+
+
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters, from config.json."""
@@ -50,11 +70,13 @@ class Config:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         fields = Fields(values)
         architecture = check_config(values)
-        eps, context, first = {V2: (1e-6, 2048, 0), V3: (1e-6, 4096, 3), LITE: (1e-5, 202752, 1)}[architecture]
+        default = DEFAULTS[architecture]
         rotated = fields.integer("qk_rope_head_dim")
-        shape = DecoderShape.read(fields, architecture, eps=eps, context_length=context, head_dim=rotated)
+        shape = DecoderShape.read(
+            fields, architecture, eps=default.eps, context_length=default.context_length, head_dim=rotated
+        )
         rope = RopeConfig.read(fields, theta=10000.0, context_length=shape.context_length)
-        routing = read_routing(fields, softmax=architecture == V2)
+        routing = read_routing(fields, default, softmax=architecture == V2)
         config = cls(
             shape=shape,
             attention=LatentConfig.read(fields, rope, hidden=shape.hidden, heads=shape.heads),
@@ -67,7 +89,8 @@ class Config:
                 dense=shape.intermediate,
                 experts=routing.experts,
                 activation=activation(fields, "hidden_act", default="silu"),
-                first=first,
+                first=default.first,
+                shared=default.shared,
             ),
             routing=routing,
             softmax=architecture == V2,
@@ -77,7 +100,7 @@ class Config:
         return config
 
 
-def read_routing(fields: Fields, *, softmax: bool) -> CorrectedRouterConfig:
+def read_routing(fields: Fields, default: Defaults, *, softmax: bool) -> CorrectedRouterConfig:
     """How experts are chosen; a method other than the family's own is a CheckpointError."""
     scoring, methods = ("softmax", ["greedy", "group_limited_greedy"]) if softmax else ("sigmoid", ["noaux_tc"])
     if fields.get("scoring_func", scoring) != scoring:
@@ -89,7 +112,7 @@ def read_routing(fields: Fields, *, softmax: bool) -> CorrectedRouterConfig:
         raise fields.wrong("norm_topk_prob", "false (with softmax, weights keep their sum)", True)
     if method == "greedy":
         fields = Fields({**fields.values, "n_group": 1, "topk_group": 1}, fields.where)
-    return CorrectedRouterConfig.read(fields, normalise=not softmax)
+    return CorrectedRouterConfig.read(fields, normalise=not softmax, scale=default.scale, groups=default.groups)
 
 
 class SoftmaxRouter:

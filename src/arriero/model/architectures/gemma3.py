@@ -60,7 +60,7 @@ class Config:
         types = fields.strings("layer_types", shape.layers, LAYER_TYPES)
         bias = fields.flag("attention_bias", False)
         window = fields.integer("sliding_window", 4096)
-        cap = fields.optional_number("attn_logit_softcapping")
+        cap = fields.optional_number("attn_logit_softcapping", 50.0 if second else None)
         scale = fields.number("query_pre_attn_scalar", 256.0) ** -0.5
 
         def attention(window: int | None) -> AttentionConfig:
@@ -85,7 +85,7 @@ class Config:
             attention={"full_attention": attention(None), "sliding_attention": attention(window)},
             ropes=read_ropes(fields, shape.context_length, second=second),
             activation=activation(fields, "hidden_activation", default="gelu_tanh"),
-            logit_cap=fields.optional_number("final_logit_softcapping"),
+            logit_cap=fields.optional_number("final_logit_softcapping", 30.0 if second else None),
         )
         fields.finish(architecture)
         return config

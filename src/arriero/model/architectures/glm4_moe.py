@@ -64,6 +64,7 @@ class Config:
                 experts=routing.experts,
                 activation=activation(fields, "hidden_act", default="silu"),
                 first=1,
+                shared=1,
             ),
             routing=routing,
             drafts=fields.integer("num_nextn_predict_layers", 0, minimum=0),

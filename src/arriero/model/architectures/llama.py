@@ -37,7 +37,9 @@ class Config:
     def read(cls, values: Mapping[str, Any]) -> Self:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         fields = Fields(values)
-        shape = DecoderShape.read(fields, check_config(values))
+        architecture = check_config(values)
+        mistral = architecture == "MistralForCausalLM"
+        shape = DecoderShape.read(fields, architecture, context_length=131072 if mistral else 2048)
         bias = True if fields.flag("attention_bias", False) else None
         config = cls(
             shape=shape,
@@ -47,7 +49,7 @@ class Config:
                 kv_heads=shape.kv_heads,
                 head_dim=shape.head_dim,
                 scale=shape.head_dim**-0.5,
-                window=fields.optional_integer("sliding_window"),
+                window=fields.optional_integer("sliding_window", 4096 if mistral else None),
                 qkv_bias=bias,
                 out_bias=bias,
             ),

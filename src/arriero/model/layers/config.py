@@ -85,15 +85,19 @@ class Fields:
             raise self.wrong(name, "a positive number", value)
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        """A positive number or nothing."""
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """A positive number or nothing: null says nothing, a field that is missing means `default`."""
         self._read.add(name)
-        return self.number(name) if self.has(name) else None
+        if self.has(name):
+            return self.number(name)
+        return None if name in self.values else default
 
-    def optional_integer(self, name: str) -> int | None:
-        """A whole number ≥ 1 or nothing."""
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """A whole number ≥ 1 or nothing: null says nothing, a field that is missing means `default`."""
         self._read.add(name)
-        return self.integer(name) if self.has(name) else None
+        if self.has(name):
+            return self.integer(name)
+        return None if name in self.values else default
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""

@@ -32,22 +32,26 @@ class CorrectedRouterConfig:
     """Soft cap of the gate's logits."""
 
     @classmethod
-    def read(cls, fields: Fields, *, scale: float = 1.0, normalise: bool = True) -> Self:
+    def read(
+        cls, fields: Fields, *, scale: float = 1.0, normalise: bool = True, groups: tuple[int, int] = (1, 1)
+    ) -> Self:
         """From `n_routed_experts`, `num_experts_per_tok`, `n_group`, `topk_group`, `norm_topk_prob` and
-        `routed_scaling_factor`; the arguments are defaults. CheckpointError names what contradicts.
+        `routed_scaling_factor`; the arguments are defaults, `groups` those of the two counts of groups. CheckpointError
+        names what contradicts.
         """
-        experts = fields.integer("n_routed_experts" if fields.has("n_routed_experts") else "num_local_experts")
-        groups = fields.integer("n_group", 1)
-        if experts % groups or (groups > 1 and experts // groups < 2):
-            raise fields.wrong("n_group", f"so that {experts} experts make groups of at least two", groups)
-        top_groups = fields.integer("topk_group", groups, maximum=groups)
+        renamed = not fields.has("n_routed_experts") and fields.has("num_local_experts")
+        experts = fields.integer("num_local_experts" if renamed else "n_routed_experts")
+        count = fields.integer("n_group", groups[0])
+        if experts % count or (count > 1 and experts // count < 2):
+            raise fields.wrong("n_group", f"so that {experts} experts make groups of at least two", count)
+        top_groups = fields.integer("topk_group", groups[1], maximum=count)
         chosen = fields.integer("num_experts_per_tok")
-        if chosen > top_groups * (experts // groups):
-            raise fields.wrong("num_experts_per_tok", f"at most {top_groups * (experts // groups)} experts", chosen)
+        if chosen > top_groups * (experts // count):
+            raise fields.wrong("num_experts_per_tok", f"at most {top_groups * (experts // count)} experts", chosen)
         return cls(
             experts=experts,
             top_k=chosen,
-            groups=groups,
+            groups=count,
             top_groups=top_groups,
             normalise=fields.flag("norm_topk_prob", normalise),
             scale=fields.number("routed_scaling_factor", scale),

@@ -38,7 +38,8 @@ class SparseConfig:
 
         `num_local_experts` is a newer name of `num_experts`.
         """
-        experts = fields.integer("num_experts" if fields.has("num_experts") else "num_local_experts")
+        renamed = not fields.has("num_experts") and fields.has("num_local_experts")
+        experts = fields.integer("num_local_experts" if renamed else "num_experts")
         top_k = fields.integer("num_experts_per_tok")
         if top_k > experts:
             raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({experts})", top_k)

@@ -108,7 +108,7 @@ def windows(fields: Fields, layers: int) -> list[int | None]:
     By `layer_types`, else from layer `max_window_layers` on.
     """
     types = fields.strings("layer_types", layers, LAYER_TYPES)
-    window = fields.optional_integer("sliding_window")
+    window = fields.optional_integer("sliding_window", 4096)
     first = fields.integer("max_window_layers", 28, minimum=0)
     if not fields.flag("use_sliding_window", False) or window is None:
         return [None] * layers

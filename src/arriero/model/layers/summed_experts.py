@@ -45,8 +45,9 @@ class SummedConfig:
         experts: int,
         activation: Activation,
         first: int,
+        shared: int,
     ) -> Self:
-        """From `moe_intermediate_size`, `n_shared_experts`, and which layers are sparse.
+        """From `moe_intermediate_size`, `n_shared_experts` (`shared`), and which layers are sparse.
 
         By `mlp_layer_types`, else every `moe_layer_freq`-th (1) of those from `first_k_dense_replace` (`first`) on.
         """
@@ -60,7 +61,7 @@ class SummedConfig:
             dense=dense,
             experts=experts,
             width=fields.integer("moe_intermediate_size"),
-            shared=fields.integer("n_shared_experts", 0, minimum=0),
+            shared=fields.integer("n_shared_experts", shared, minimum=0),
             activation=activation,
             sparse=frozenset(i for i, kind in enumerate(types) if kind == "sparse"),
         )
