@@ -209,7 +209,7 @@ class Engine:
         """A round of drafts for the only row; False, perhaps with its latest token read, for a plain step."""
         if self._speculator is None:
             return False
-        depth = self._speculator.choose(self._rows, self._pipeline.latest is not None)
+        depth = self._speculator.choose(self._rows)
         if not depth:
             return False
         row = self._rows[0]
