@@ -138,6 +138,9 @@ class Speculator:
         if row is not self._row:
             self._begin(row)
         most = min(row.max_new - row.sampled - 1, self._limit)
+        if getattr(row, "constraint", None) is not None:
+            # What a grammar lets a row say is known for its next token only.
+            return 0
         if self.draft is not None:
             return self.depths.next(most) if most > 0 and self._session(row).ready else 0
         ahead = row.sampled - row.generated
