@@ -176,6 +176,7 @@ def test_chunks_that_forget_everything_stay_finite():
     assert error(y, wide(want)) < 3e-6
 
 
+@pytest.mark.parametrize("spans", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "count", "cpu", "chunks"),
     [
@@ -185,7 +186,7 @@ def test_chunks_that_forget_everything_stay_finite():
         (mx.bfloat16, 64, True, False),
     ],
 )
-def test_only_long_spans_of_16_bits_on_a_gpu_go_by_chunks(monkeypatch, dtype, count, cpu, chunks):
+def test_only_long_spans_of_16_bits_on_a_gpu_go_by_chunks(monkeypatch, dtype, count, cpu, chunks, spans):
     called: list[int] = []
 
     def spy(inputs: Any, state: mx.array, stops: list[int]) -> tuple[mx.array, list[mx.array]]:
@@ -194,8 +195,9 @@ def test_only_long_spans_of_16_bits_on_a_gpu_go_by_chunks(monkeypatch, dtype, co
 
     monkeypatch.setattr(module, "chunked", spy)
     monkeypatch.setattr(device, "on_cpu", lambda: cpu)
-    mamba2(*rows_of(count, dtype=dtype), **constants(), states=[state_of(0)], lengths=[count])
-    assert called == ([count] if chunks else [])
+    states, lengths = [state_of(i) for i in range(spans)], [count] * spans
+    mamba2(*rows_of(count * spans, dtype=dtype), **constants(), states=states, lengths=lengths)
+    assert called == (lengths if chunks else [])
 
 
 def test_what_does_not_fit_is_refused():

@@ -88,7 +88,9 @@ def graph(
     step = a.astype(mx.float32) + bias.astype(mx.float32)
     decay = -rate.astype(mx.float32) * (mx.maximum(step, 0) + mx.log1p(mx.exp(-mx.abs(step))))
     beta = mx.sigmoid(b.astype(mx.float32))
-    if len(lengths) > 1 and len(set(lengths)) == 1 and len({tuple(wanted) for wanted in stops}) == 1:
+    by_chunks = [v.dtype != mx.float32 and n >= CHUNKED_FROM and not device.on_cpu() for n in lengths]
+    alike = len(set(lengths)) == 1 and len({tuple(wanted) for wanted in stops}) == 1
+    if len(lengths) > 1 and alike and not by_chunks[0]:
         # Decoding: all spans take their steps together.
         parts = [x.reshape(len(lengths), lengths[0], *x.shape[1:]) for x in (query, key, value, decay, beta)]
         rows, every = recurrent(parts, mx.stack(list(states)), [*stops[0], lengths[0]])
@@ -96,10 +98,9 @@ def graph(
     outputs: list[mx.array] = []
     kept: list[list[mx.array]] = []
     start = 0
-    for state, length, wanted in zip(states, lengths, stops, strict=True):
+    for state, length, wanted, long in zip(states, lengths, stops, by_chunks, strict=True):
         span = [x[None, start : start + length] for x in (query, key, value, decay, beta)]
-        by_chunks = v.dtype != mx.float32 and length >= CHUNKED_FROM and not device.on_cpu()
-        form = chunked if by_chunks else recurrent
+        form = chunked if long else recurrent
         rows, every = form(span, state[None], [*wanted, length])
         outputs.append(rows[0])
         kept.append([s[0] for s in every])
