@@ -243,8 +243,8 @@ def test_the_experts_of_a_head_may_lie_one_by_one() -> None:
     np.testing.assert_allclose(whole(head, ids[1:], states[:-1]), golden["states"], rtol=0, atol=TOLERANCE)
 
 
-def test_images_take_the_places_of_tokens_in_the_pairs() -> None:
-    name = "mtp_qwen3_5"
+@pytest.mark.parametrize("name", ["mtp_qwen3_5", "mtp_qwen4_exp"])
+def test_images_take_the_places_of_tokens_in_the_pairs(name: str) -> None:
     target, golden = target_of(name), golden_of(name)
     head, ids = head_of(name, target), golden["ids"].tolist()
     states = target_states(target, ids)[0].for_head[:8]
@@ -254,8 +254,8 @@ def test_images_take_the_places_of_tokens_in_the_pairs() -> None:
     np.testing.assert_array_equal(np.array(head.forward(batch, states)), whole(head, ids[1:9], states))
 
 
-def test_the_pairs_of_a_row_with_images_stand_where_its_layout_says() -> None:
-    name = "mtp_qwen3_5"
+@pytest.mark.parametrize("name", ["mtp_qwen3_5", "mtp_qwen4_exp"])
+def test_the_pairs_of_a_row_with_images_stand_where_its_layout_says(name: str) -> None:
     target, golden = target_of(name), golden_of(name)
     head, ids = head_of(name, target), golden["ids"].tolist()[1:13]
     states = target_states(target, golden["ids"].tolist())[0].for_head[:12]

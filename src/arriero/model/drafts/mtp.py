@@ -8,9 +8,9 @@ from typing import Any, Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
-from arriero.model.architectures.qwen3_5 import Config, Layer, gains_are_baked, load_norm
+from arriero.model.architectures.qwen3_5 import Config, Layer, gains_are_baked, image_rope, load_norm
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache, DraftFacts, Model, RowCaches
+from arriero.model.contract import Batch, Cache, DraftFacts, Model, RowCaches, vision_of
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.layers.embedding import put_features
 from arriero.model.layers.linear import Linear
@@ -124,7 +124,7 @@ class Head(ChainedHead):
 
         token, _ = config.attention.cache_bytes(dtype, target.facts.context_length)
         facts = DraftFacts("mtp", None, lookahead=1, cache_bytes_per_token=token)
-        rope = Rope(config.rope, config.shape.head_dim)
+        rope = Rope(image_rope(config.rope, vision=vision_of(target) is not None), config.shape.head_dim)
         return cls(
             facts,
             target,
@@ -141,9 +141,7 @@ class Head(ChainedHead):
         return [cache]
 
     def forward(self, batch: Batch, states: mx.array) -> mx.array:
-        rows = self.target.embed(batch.tokens)
-        if batch.features:
-            rows = put_features(rows, batch.features)
+        rows = put_features(self.target.embed(batch.tokens), batch.features)
         both = mx.concatenate([self.token_norm(rows), self.state_norm(states)], axis=-1)
         return self.norm(self.layer(self.fc(both), batch, 0))
 

@@ -9,16 +9,17 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.rms_norm import rms_norm
-from arriero.model.architectures.qwen3_5 import gains_are_baked, load_norm, text_fields
+from arriero.model.architectures.qwen3_5 import gains_are_baked, image_rope, load_norm, text_fields
 from arriero.model.architectures.qwen4_exp import load_experts
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.architectures.qwen4_exp_streams import StreamReader, StreamsConfig, write
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, DraftFacts, Model, RowCaches
+from arriero.model.contract import Batch, DraftFacts, Model, RowCaches, vision_of
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.drafts.mtp import ROOTS
 from arriero.model.layers.config import Fields
+from arriero.model.layers.embedding import put_features
 from arriero.model.layers.experts import SharedSparseMLP
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.norm import RMSNorm
@@ -154,7 +155,9 @@ class StreamsHead(ChainedHead):
                 dtype,
                 config.attention,
                 config.index,
-                Rope(read_rope(config, checkpoint), shape.head_dim),
+                Rope(
+                    image_rope(read_rope(config, checkpoint), vision=vision_of(target) is not None), shape.head_dim
+                ),
                 eps=shape.eps,
                 baked=baked,
             ),
@@ -170,7 +173,8 @@ class StreamsHead(ChainedHead):
 
     def forward(self, batch: Batch, states: mx.array) -> mx.array:
         c = self.streams
-        token = self.token_fc(self.token_norm(self.target.embed(batch.tokens)))
+        rows = put_features(self.target.embed(batch.tokens), batch.features)
+        token = self.token_fc(self.token_norm(rows))
         normed = self.state_norm(states.reshape(-1, c.count, c.hidden))
         x = self.state_fc(normed.reshape(-1, c.hidden)).reshape(normed.shape) + token[:, None]
         taken, weights = self.before.read(x)
