@@ -373,6 +373,14 @@ def test_sixteen_bit_models_keep_decay_and_gains_in_float32() -> None:
     np.testing.assert_array_equal(np.array(model.layers[0].before.gain), np.array(stored.astype(mx.float32)) + 1)
 
 
+def test_a_decay_that_is_stored_finer_than_the_activations_is_not_rounded_to_them() -> None:
+    checkpoint, name = golden("qwen3_5"), "model.layers.0.linear_attn.A_log"
+    fine = mx.random.normal(checkpoint.info(name).shape, key=mx.random.key(4))
+    checkpoint.tensors[name] = fine
+    model: Any = load_model(checkpoint.typed(), mx.bfloat16)
+    np.testing.assert_array_equal(np.array(model.layers[0].mixer.rate), np.array(mx.exp(fine)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_taps_are_the_residuals_behind_layers_of_either_kind(name: str) -> None:
     model: Any = load_model(golden(name).typed(), mx.float32)

@@ -155,9 +155,7 @@ class StreamsHead(ChainedHead):
                 dtype,
                 config.attention,
                 config.index,
-                Rope(
-                    image_rope(read_rope(config, checkpoint), vision=vision_of(target) is not None), shape.head_dim
-                ),
+                Rope(image_rope(read_rope(config, checkpoint), vision=vision_of(target) is not None), shape.head_dim),
                 eps=shape.eps,
                 baked=baked,
             ),
