@@ -57,11 +57,14 @@ def main() -> None:
     print(f"{'mean KL':>12}{'99 % KL':>12}{'max KL':>12}{'same top':>11}")
     for path in options.models:
         source = GGUFSource((path,))
-        ids = Tokenizer.open(source).encode(text)[: options.tokens or None]
+        tokenizer = Tokenizer.open(source)
+        begin = tokenizer.encode("")
+        ids = tokenizer.encode(text)[len(begin) :][: options.tokens or None]
         found = compare(
             opened(source, options.reference),
             opened(source, options.candidate),
             ids,
+            begin=begin,
             window=options.window,
             progress=lambda done: print(f"\r{done}", end="", file=sys.stderr, flush=True),
         )

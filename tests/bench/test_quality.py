@@ -84,6 +84,17 @@ def test_the_text_is_read_in_windows_and_chunks_and_logits_a_few_rows_at_a_time(
     assert done == [20, 30, 50]
 
 
+def test_what_stands_before_each_window_is_not_predicted() -> None:
+    table = np.random.default_rng(1).normal(size=(VOCAB, VOCAB))
+    tokens = draw(50)
+    found = compare(Table(table).typed(), Table(table).typed(), tokens, begin=[3, 4], window=30, chunk=20)
+    losses = [
+        -log_softmax(table)[a, b] for part in (tokens[:30], tokens[30:]) for a, b in zip([4, *part], part, strict=False)
+    ]
+    assert found.tokens == 50
+    assert found.perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-6)
+
+
 def test_a_token_that_both_rule_out_does_not_count() -> None:
     table = np.zeros((VOCAB, VOCAB))
     table[:, 4] = -np.inf

@@ -44,14 +44,16 @@ def compare(
     candidate: Model,
     tokens: Sequence[int],
     *,
+    begin: Sequence[int] = (),
     window: int = 2048,
     chunk: int = 512,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Quality:
     """Both models read `tokens` in windows of their own context, in chunks of `chunk`, as the engine reads a prompt.
 
-    Every token but the first of a window is predicted. ValueError when there is none, or when the two have different
-    vocabularies. Nothing larger than a few rows of logits is held.
+    `begin` stands before each window and is not predicted: a model that was trained with a token for the beginning
+    is another without it. Without `begin` the first token of a window is not predicted. ValueError when none is, or
+    when the two have different vocabularies. Nothing larger than a few rows of logits is held.
     """
     if reference.facts.vocab_size != candidate.facts.vocab_size:
         raise ValueError(
@@ -59,7 +61,8 @@ def compare(
         )
     if len(tokens) < 2 or window < 2:
         raise ValueError(f"{len(tokens)} tokens in windows of {window}: nothing is predicted")
-    windows = [list(tokens[at : at + window]) for at in range(0, len(tokens), window)]
+    windows = [[*begin, *tokens[at : at + window]] for at in range(0, len(tokens), window)]
+    given = max(len(begin), 1)
     found: list[np.ndarray] = []
     done = 0
     for ids in windows:
@@ -73,9 +76,10 @@ def compare(
             mx.eval(
                 states, [array for held in caches for cache in held if cache is not None for array in cache.state()]
             )
-            following = np.array(ids[at + 1 : at + 1 + len(part)])
-            for row in range(0, len(following), LOGIT_ROWS):
-                wanted = following[row : row + LOGIT_ROWS]
+            for row in range(max(given - 1 - at, 0), len(part), LOGIT_ROWS):
+                wanted = np.array(ids[at + row + 1 : at + min(row + LOGIT_ROWS, len(part)) + 1])
+                if not wanted.size:
+                    break
                 first, second = (
                     _log_probabilities(model, hidden[row : row + len(wanted)])
                     for model, hidden in zip((reference, candidate), states, strict=True)
