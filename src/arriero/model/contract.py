@@ -146,7 +146,7 @@ class Vision(Protocol):
         ...
 
     def encode(self, patches: ImagePatches) -> mx.array:
-        """Embeddings `[tokens, hidden]` of one image, lazily; nothing but the image decides their bits."""
+        """Embeddings `[tokens, hidden]` of one image, the last step lazy; nothing but the image decides their bits."""
         ...
 
     def layout(self, length: int, images: Sequence[PlacedImage]) -> Layout | None:

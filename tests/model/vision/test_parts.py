@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from arriero.image import ImagePatches
-from arriero.model.contract import Features
+from arriero.model.architectures import load_model
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Features, vision_of
 from arriero.model.layers.embedding import put_features
 from arriero.model.vision import parts
 from arriero.model.vision.parts import LayerNorm, gelu, mutual_attention, pixel_rows
+from arriero.source import FolderSource
+from tests.helpers.pictures import GOLDENS, Golden
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -114,3 +118,20 @@ def test_rows_of_images_take_the_places_of_tokens(ranges: list[tuple[int, int]])
     found = put_features(x, features)
     assert found.dtype == mx.bfloat16
     np.testing.assert_array_equal(np.array(found.astype(mx.float32)), expected)
+
+
+def test_a_large_image_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(Checkpoint.open(FolderSource(str(GOLDENS / "qwen3_5"))), mx.float32)
+    vision, image = vision_of(model), Golden.load("qwen3_5", "first").images[0].patches
+    assert vision is not None
+    expected = np.array(vision.encode(image))
+    settled: list[int] = []
+    evaluate = mx.eval
+    monkeypatch.setattr(parts.mx, "eval", lambda x: settled.append(x.shape[0]) or evaluate(x))
+    vision.encode(image)
+    assert settled == []
+    monkeypatch.setattr(parts, "LARGE", 59)
+    found = vision.encode(image)
+    assert settled == [60, 60]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(np.array(found), expected)

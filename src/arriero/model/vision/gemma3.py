@@ -29,6 +29,7 @@ from arriero.model.vision.parts import (
     gelu,
     mutual_attention,
     pixel_rows,
+    settle,
 )
 from arriero.model.weight import Weight
 
@@ -192,7 +193,7 @@ class Tower:
         x = self.patch(pixel_rows(patches, "channels first"))
         x = (x + self.positions(mx.arange(c.side**2)).astype(mx.float32)).astype(self.dtype)
         for layer in self.layers:
-            x = layer(x)
+            x = settle(layer(x))
         across = c.side // c.tile
         tiles = self.norm(x).astype(mx.float32).reshape(across, c.tile, across, c.tile, c.hidden)
         return self.project(self.token_norm(tiles.mean(axis=(1, 3)).reshape(-1, c.hidden).astype(self.dtype)))

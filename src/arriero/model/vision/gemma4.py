@@ -23,7 +23,7 @@ from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.mlp import activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.vision import tower_of
-from arriero.model.vision.parts import CHANNELS, check_patches, find_tower, mutual_attention, pixel_rows
+from arriero.model.vision.parts import CHANNELS, check_patches, find_tower, mutual_attention, pixel_rows, settle
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Tower:
         inverse = 1.0 / c.theta ** (np.arange(0, half, 2, dtype=np.float64) / half)
         angles = [mx.array(table(index[:, None] * inverse)) for index in (column, row)]
         for layer in self.layers:
-            x = layer(x, angles)
+            x = settle(layer(x, angles))
         grid = (patches.rows // c.pool, c.pool, patches.columns // c.pool, c.pool, c.hidden)
         pooled = x.astype(mx.float32).reshape(grid).mean(axis=(1, 3)).reshape(-1, c.hidden) * c.hidden**0.5
         if self.standard is not None:

@@ -31,6 +31,7 @@ from arriero.model.vision.parts import (
     gelu,
     mutual_attention,
     pixel_rows,
+    settle,
 )
 from arriero.model.weight import Weight
 
@@ -216,7 +217,7 @@ class Tower:
         x = (x + placed).astype(self.dtype)
         angles = mx.array(axial_table(row, column, c.head_dim, c.theta))
         for block in self.blocks:
-            x = block(x, angles)
+            x = settle(block(x, angles))
         merged = self.merge_in(self.norm(x).reshape(patches.tokens, -1))
         return self.merge_out(gelu(merged, tanh=False))
 
