@@ -19,7 +19,6 @@ from arriero.model.contract import Batch, DraftFacts, Model, RowCaches, vision_o
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.drafts.mtp import ROOTS
 from arriero.model.layers.config import Fields
-from arriero.model.layers.embedding import put_features
 from arriero.model.layers.experts import SharedSparseMLP
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.norm import RMSNorm
@@ -171,8 +170,8 @@ class StreamsHead(ChainedHead):
 
     def forward(self, batch: Batch, states: mx.array) -> mx.array:
         c = self.streams
-        rows = put_features(self.target.embed(batch.tokens), batch.features)
-        token = self.token_fc(self.token_norm(rows))
+        # Where an image stands, the placeholder's row: the published head takes no image features.
+        token = self.token_fc(self.token_norm(self.target.embed(batch.tokens)))
         normed = self.state_norm(states.reshape(-1, c.count, c.hidden))
         x = self.state_fc(normed.reshape(-1, c.hidden)).reshape(normed.shape) + token[:, None]
         taken, weights = self.before.read(x)
