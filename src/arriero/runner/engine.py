@@ -11,9 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -21,15 +19,20 @@ from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooL
 from arriero.kernels.device import on_cpu
 from arriero.model.contract import Model, ReadsAhead, vision_of
 from arriero.runner.decode import Flight, Pipeline, Sampler
+from arriero.runner.failures import described
 from arriero.runner.images import RowImages
-from arriero.runner.memory import is_out_of_memory, readable
-from arriero.runner.messages import Failed, FromRunner, PrefillProgress, PrefixUsed, Submit, TokenLogprob, Tokens
+from arriero.runner.limits import Counts, Limits
+from arriero.runner.memory import readable
+from arriero.runner.messages import Failed, FromRunner, PrefillProgress, Submit, TokenLogprob, Tokens
 from arriero.runner.prefill import plan_chunks
 from arriero.runner.prefix.disk import DiskTier
-from arriero.runner.prefix.keys import common, second
+from arriero.runner.prefix.keys import common
+from arriero.runner.prefix.report import prefix_used
 from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row, reserved_bytes
-from arriero.runner.speculation.speculator import Speculator
+from arriero.runner.speculation.speculator import Speculator, Together
+
+__all__ = ["Counts", "Engine", "Limits"]
 
 log = logging.getLogger(__name__)
 
@@ -42,37 +45,6 @@ WORTH_WAITING = 64
 
 CHUNK_SHARE = 4
 """Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What rows may take."""
-
-    context_length: int
-    """Most tokens of one row, prompt and reply."""
-    max_rows: int = 8
-    prefill_chunk: int = 512
-    """Most prompt tokens in one forward."""
-    cache_bytes: int = 0
-    """Bytes that admitted rows may reserve together; 0 = no limit."""
-    prefix_bytes: int = 0
-    """Bytes that stored prefixes may take of what no row has reserved; 0 = nothing is stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the engine holds and has done."""
-
-    rows_running: int = 0
-    rows_waiting: int = 0
-    reserved_bytes: int = 0
-    cache_bytes: int = 0
-    snapshot_bytes: int = 0
-    tokens_generated: int = 0
-    tokens_prefilled: int = 0
-    draft_rounds: int = 0
-    drafts_judged: int = 0
-    drafts_accepted: int = 0
 
 
 class Engine:
@@ -104,7 +76,7 @@ class Engine:
         self._reader = model if isinstance(model, ReadsAhead) else None
         self._speculator = speculator
         self._slots = len(model.new_caches())
-        self.prefixes = PrefixStore(_together(model, speculator), limits.prefix_bytes, disk)
+        self.prefixes = PrefixStore(Together(model, speculator), limits.prefix_bytes, disk)
         """What earlier rows computed."""
         self._pipeline = Pipeline(model, sampler, speculator)
         self._waiting: deque[Row] = deque()
@@ -336,16 +308,9 @@ class Engine:
 
     def _report(self, row: Row) -> None:
         """Say how much of a prompt was known, and where it left what is stored."""
-        reuse = row.reuse
-        if reuse is None or not self.limits.prefix_bytes:
-            return
-        matched, stored = reuse.matched, [int(key) for key in reuse.differs]
-        if row.lookahead and (matched or (stored and stored[0] >> 32 == int(row.prompt[0]))):
-            # A pair that differs differs in its second token: its first is the second of the pair before.
-            matched, stored = matched + 1, [second(key) for key in stored]
-        elif row.lookahead:
-            stored = [key >> 32 for key in stored]
-        self.outbox.append(PrefixUsed(row.id, len(row.prompt), matched, reuse.offset, stored))
+        used = prefix_used(row) if self.limits.prefix_bytes else None
+        if used is not None:
+            self.outbox.append(used)
 
     def _build(self) -> Flight | None:
         """The next forward, if any row has something to compute."""
@@ -448,7 +413,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """One `Failed` per row in flight; waiting rows stay. Raises when the device itself no longer works."""
         log.error("a forward failed with %d rows in flight", len(self._rows), exc_info=error)
-        name, message = _described(error)
+        name, message = described(error)
         failed = list(self._rows)
         self._leave(failed)
         for row in failed:
@@ -459,19 +424,3 @@ class Engine:
         self._pipeline.latest = None
         mx.clear_cache()
         mx.eval(mx.zeros(1) + 1)
-
-
-def _together(model: Model, speculator: Speculator | None) -> Any:
-    """What makes the caches of a row, the target's and behind them its draft's."""
-    if speculator is None:
-        return model
-    return SimpleNamespace(new_caches=lambda: [*model.new_caches(), *speculator.new_caches()])
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    """Class name and text of what a user is told about a failure inside a forward."""
-    if isinstance(error, ArrieroError):
-        return type(error).__name__, str(error)
-    if is_out_of_memory(error):
-        return OutOfMemory.__name__, f"the device ran out of memory while computing ({error}); lower num_ctx"
-    return ArrieroError.__name__, f"the model failed while computing: {type(error).__name__}: {error}"

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
-from arriero.model.contract import Model, RowCaches, Snapshot
+from arriero.model.contract import RowCaches, Snapshot
 from arriero.runner.caches.snapshot import RangeSnapshot
 from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.keys import Keys
@@ -45,10 +46,18 @@ class Reuse:
     """Offsets where captures are due."""
 
 
+class MakesCaches(Protocol):
+    """A model, or a model and its draft together."""
+
+    def new_caches(self) -> RowCaches:
+        """Fresh caches of a row."""
+        ...
+
+
 class PrefixStore:
     """Stored prefixes of one model. A budget of 0 stores nothing."""
 
-    def __init__(self, model: Model, budget: int, disk: DiskTier | None = None) -> None:
+    def __init__(self, model: MakesCaches, budget: int, disk: DiskTier | None = None) -> None:
         """`budget` is in bytes of memory; `disk` keeps what is stored beyond this process."""
         self._model = model
         self._disk = disk

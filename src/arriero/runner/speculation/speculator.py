@@ -258,6 +258,19 @@ class Speculator:
         return all(cache.rewind(end, undo.get(slot)) for slot, cache in enumerate(row.caches) if cache is not None)
 
 
+class Together:
+    """What makes the caches of a row: the target's, and behind them its draft's."""
+
+    def __init__(self, model: Model, speculator: Speculator | None) -> None:
+        self._model = model
+        self._speculator = speculator
+
+    def new_caches(self) -> RowCaches:
+        """Fresh ones."""
+        drafts = [] if self._speculator is None else self._speculator.new_caches()
+        return [*self._model.new_caches(), *drafts]
+
+
 def supports(model: Model) -> bool:
     """Whether a model's caches can take tokens back; those of other packages stop at each token to do so."""
     return not any(isinstance(cache, ForeignCache) for cache in model.new_caches())
