@@ -21,20 +21,22 @@ VOCAB, HIDDEN, HEADS, HEAD_DIM = 97, 32, 2, 16
 class TinyModel:
     """`layers` is one letter a layer: `f` full attention, `s` a sliding window of `window` positions."""
 
-    def __init__(self, layers: str = "fs", window: int = 24, context: int = 2048, seed: int = 0) -> None:
+    def __init__(
+        self, layers: str = "fs", window: int = 24, context: int = 2048, seed: int = 0, vocab: int = VOCAB
+    ) -> None:
         rng = np.random.default_rng(seed)
 
         def weight(*shape: int) -> mx.array:
             return mx.array(rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32))
 
         self.layers, self.window = layers, window
-        self.table = mx.array(rng.normal(0, 1, (VOCAB, HIDDEN)).astype(np.float32))
+        self.table = mx.array(rng.normal(0, 1, (vocab, HIDDEN)).astype(np.float32))
         self.place = mx.array(rng.normal(0, 1, (64, HIDDEN)).astype(np.float32))
         self.blocks = [(weight(HIDDEN, 3 * HEADS * HEAD_DIM), weight(HEADS * HEAD_DIM, HIDDEN)) for _ in layers]
-        self.head = weight(HIDDEN, VOCAB) * 4
+        self.head = weight(HIDDEN, vocab) * 4
         self.forwards = 0
         per_token = len(layers) * 2 * HEADS * HEAD_DIM * 4
-        self.facts = ModelFacts("tiny", VOCAB, HIDDEN, len(layers), context, mx.float32, per_token)
+        self.facts = ModelFacts("tiny", vocab, HIDDEN, len(layers), context, mx.float32, per_token)
 
     @classmethod
     def load(cls, checkpoint: Any, dtype: mx.Dtype) -> Self:

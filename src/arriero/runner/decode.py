@@ -7,7 +7,7 @@ then takes part in k + 1 for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,7 +45,9 @@ class Sampler(Protocol):
 
     def remove(self, row: str) -> None: ...
 
-    def sample(self, rows: Sequence[str], logits: mx.array) -> Sampled: ...
+    def sample(
+        self, rows: Sequence[str], logits: mx.array, allowed: Mapping[Hashable, np.ndarray] | None = None
+    ) -> Sampled: ...
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class Flight:
     """Evaluated when the chunks' cache states are; None without chunks."""
     outputs: list[mx.array]
     """What a launch evaluates; empty afterwards, since holding the buffers would make the next write copy them."""
+    logits: mx.array | None = None
+    """Lines of `rows` that wait for the tokens of the flight before to be known, because a row has a grammar."""
 
     @property
     def wanted(self) -> bool:
@@ -118,10 +122,14 @@ class Pipeline:
 
         sampled = None
         outputs: list[mx.array] = []
+        logits = None
         if rows:
-            wanted = hidden if len(rows) == at else hidden[: len(rows)]
-            sampled = self.sampler.sample([row.id for row in rows], self.model.logits(wanted))
-            outputs += sampled.arrays()
+            logits = self.model.logits(hidden if len(rows) == at else hidden[: len(rows)])
+            if any(row.constraint is not None for row in rows):
+                outputs.append(logits)
+            else:
+                sampled, logits = self.sampler.sample([row.id for row in rows], logits), None
+                outputs += sampled.arrays()
         if self.speculator is not None:
             outputs += self.speculator.follow(rows, chunks, result)
         settled = [chunk.row for chunk in chunks] + (rows if settle else [])
@@ -140,8 +148,26 @@ class Pipeline:
             row.sampled += 1
         for chunk in chunks:
             chunk.row.position = chunk.end
-        self.latest = Flight(rows, sampled, chunks, marker, outputs)
+        self.latest = Flight(rows, sampled, chunks, marker, outputs, logits)
         return self.latest
+
+    def sample(self, flight: Flight, allowed: Mapping[Hashable, np.ndarray]) -> None:
+        """Draw for a flight that could not do so when it was built; `allowed` says what rows with a grammar may say.
+
+        Rows that have ended meanwhile take no part.
+        """
+        logits, flight.logits = flight.logits, None
+        rows = [row for row in flight.rows if row.phase is not Phase.DONE]
+        if logits is None or not rows:
+            flight.rows = rows
+            return
+        if len(rows) != len(flight.rows):
+            logits = logits[mx.array([slot for slot, row in enumerate(flight.rows) if row.phase is not Phase.DONE])]
+            flight.rows = rows
+            for slot, row in enumerate(rows):
+                row.slot = slot
+        flight.sampled = self.sampler.sample([row.id for row in rows], logits, allowed)
+        mx.async_eval(*flight.sampled.arrays())  # type: ignore[no-untyped-call]
 
     def _batch(self, rows: list[Row], chunks: list[Chunk], spans: list[Span]) -> Batch:
         """The packed tokens `[T]`: the latest samples, then tokens that the host knows, then the chunks."""

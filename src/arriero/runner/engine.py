@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong, UnsupportedFeature
 from arriero.kernels.device import on_cpu
@@ -23,13 +24,22 @@ from arriero.runner.failures import described
 from arriero.runner.images import RowImages
 from arriero.runner.limits import Counts, Limits
 from arriero.runner.memory import readable
-from arriero.runner.messages import Failed, FromRunner, PrefillProgress, Submit, TokenLogprob, Tokens
+from arriero.runner.messages import (
+    Failed,
+    FromRunner,
+    PrefillProgress,
+    Submit,
+    TokenLogprob,
+    Tokens,
+    Vocabulary,
+)
 from arriero.runner.prefill import plan_chunks
 from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.keys import common
 from arriero.runner.prefix.report import prefix_used
 from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row, reserved_bytes
+from arriero.runner.sampling.grammar import Constraint, Grammars
 from arriero.runner.speculation.speculator import Speculator, Together
 
 __all__ = ["Counts", "Engine", "Limits"]
@@ -42,6 +52,9 @@ CLEAR_EVERY = 256
 
 WORTH_WAITING = 64
 """Prompt positions that a row must save by waiting for another that reads the same."""
+
+COMPILE_SECONDS = 0.02
+"""How long an engine without anything else to do waits for a grammar before it looks at its messages again."""
 
 CHUNK_SHARE = 4
 """Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
@@ -81,6 +94,7 @@ class Engine:
         self._pipeline = Pipeline(model, sampler, speculator)
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
+        self._grammars: Grammars | None = None
         self._reserved = 0
         self._generated = 0
         self._prefilled = 0
@@ -115,6 +129,11 @@ class Engine:
         """The messages since the last call."""
         messages, self.outbox = self.outbox, []
         return messages
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take in the bytes of the tokens, which requests with a grammar need."""
+        if self._grammars is None:
+            self._grammars = Grammars(vocabulary, self.model.facts.vocab_size)
 
     def submit(self, request: Submit) -> None:
         """Queue a request, or answer it with `Failed` when it can never run."""
@@ -176,6 +195,25 @@ class Engine:
             self._read(previous)
         if flight is not None and not self._ahead:
             self._launch_late(flight)
+        if flight is not None and flight.logits is not None:
+            self._sample(flight)
+
+    def _sample(self, flight: Flight) -> None:
+        """Draw what the grammars allow, now that the tokens before are known."""
+        allowed: dict[Hashable, np.ndarray] = {}
+        for row in flight.rows:
+            if row.phase is Phase.DONE or row.constraint is None:
+                continue
+            try:
+                mask = row.constraint.allowed()
+            except ArrieroError as error:
+                self._drop(row, error)
+                continue
+            if row.constraint.complete:
+                self._finish(row, "stop")
+            else:
+                allowed[row.id] = mask
+        self._pipeline.sample(flight, allowed)
 
     def _speculate(self) -> bool:
         """A round of drafts for the only row; False, perhaps with its latest token read, for a plain step."""
@@ -208,6 +246,8 @@ class Engine:
             self.cancel(row.id)
         self.prefixes.shut()
         self._pipeline.latest = None
+        if self._grammars is not None:
+            self._grammars.close()
         mx.clear_cache()
 
     def _check_thread(self) -> None:
@@ -239,7 +279,17 @@ class Engine:
                 f" only {readable(self.limits.cache_bytes)}; lower num_ctx or num_predict"
             )
         lookahead = 0 if self._speculator is None else self._speculator.lookahead
-        return Row(request, max_new, needed, self._images(request), lookahead)
+        row = Row(request, max_new, needed, self._images(request), lookahead)
+        row.constraint = self._constraint(request)
+        return row
+
+    def _constraint(self, request: Submit) -> Constraint | None:
+        """What a request's grammar lets it say."""
+        if request.grammar is None:
+            return None
+        if self._grammars is None:
+            raise UnsupportedFeature("a grammar was sent to a runner that was not told its vocabulary")
+        return self._grammars.begin(request.grammar, request.stop_tokens)
 
     def _images(self, request: Submit) -> RowImages | None:
         """The images of a request that can run."""
@@ -260,7 +310,7 @@ class Engine:
                 return
             if self.limits.cache_bytes and self._reserved + row.reserved > self.limits.cache_bytes:
                 return
-            if self._follows(row):
+            if self._follows(row) or (row.constraint is not None and not row.constraint.ready):
                 continue
             # One of the rows from here on: whatever goes wrong in the next lines, it is told.
             self._waiting.remove(row)
@@ -268,6 +318,8 @@ class Engine:
             self._reserved += row.reserved
             try:
                 self.sampler.add(row.id, row.request.sampling, row.request.tokens)
+                if row.constraint is not None:
+                    row.constraint.start()
             except ArrieroError as error:
                 self._leave([row])
                 self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
@@ -278,6 +330,10 @@ class Engine:
                 self._speculator.admit(row, reuse.caches[self._slots :])
             self._make_room()
             self._report(row)
+        if not self._rows:
+            waiting = next((row.constraint for row in self._waiting if row.constraint is not None), None)
+            if waiting is not None:
+                waiting.wait(COMPILE_SECONDS)
 
     def _follows(self, row: Row) -> bool:
         """Whether a row waits for another that is just reading a good deal of its prompt."""
@@ -384,6 +440,10 @@ class Engine:
         row.outputs += tokens
         stopped = tokens[-1] in row.stop_ids
         said = tokens[:-1] if stopped else tokens
+        if row.constraint is not None:
+            for token in said:
+                row.constraint.advance(token)
+            stopped = stopped or row.constraint.complete
         if said:
             row.tokens_read(len(said))
             self._generated += len(said)
@@ -403,6 +463,14 @@ class Engine:
             self.prefixes.close(row.reuse, row.all_keys())
         self.outbox.append(finished)
         self._make_room()
+
+    def _drop(self, row: Row, error: ArrieroError) -> None:
+        """End one row with an error of its own."""
+        self._leave([row])
+        row.end()
+        if row.reuse is not None:
+            self.prefixes.abandon(row.reuse)
+        self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
 
     def _leave(self, rows: Iterable[Row]) -> None:
         for row in rows:

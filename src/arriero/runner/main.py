@@ -31,6 +31,7 @@ from arriero.runner.messages import (
     Status,
     Submit,
     ToRunner,
+    Vocabulary,
 )
 from arriero.runner.parent import bind_to_parent
 from arriero.runner.prefix.disk import DiskTier
@@ -183,6 +184,8 @@ def _handle(engine: Engine, message: ToRunner) -> None:
         engine.submit(message)
     elif isinstance(message, Cancel):
         engine.cancel(message.id)
+    elif isinstance(message, Vocabulary):
+        engine.learn(message)
     elif isinstance(message, Limit):
         engine.limit(message.context_length, message.cache_bytes)
 

@@ -69,7 +69,37 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Process that the runner dies with; 0 = the one that started it."""
 
 
+class Thoughts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reply thinks before its grammar begins, by the bytes of the tags around it."""
+
+    opening: bytes
+    """The reply may begin with this, and then thinks; empty = it can't begin to."""
+    closing: bytes
+    """The grammar begins behind this."""
+    opened: bool
+    """Whether the prompt has begun the thinking already."""
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reply must be. It ends when nothing more can follow, and stop tokens wait until it is whole."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """A JSON schema as JSON text, a regular expression for the whole reply, or a grammar in Lark's notation."""
+    thoughts: Thoughts | None = None
+    """None: the grammar begins with the reply."""
+
+
 # --- server → runner
+
+
+class Vocabulary(msgspec.Struct, tag="vocabulary"):
+    """The exact bytes of every token, before the first request with a grammar."""
+
+    tokens: list[bytes]
+    """By id; empty for ids without a text."""
+    special: list[int]
+    """Ids of control tokens, which no grammar's text holds."""
 
 
 class Submit(msgspec.Struct, tag="submit", kw_only=True):
@@ -86,6 +116,8 @@ class Submit(msgspec.Struct, tag="submit", kw_only=True):
     """Offsets in `tokens` where messages end: good restore points for the prefix cache."""
     images: list[PlacedImage] = []
     """In order, each over placeholder tokens of its own."""
+    grammar: Grammar | None = None
+    """None: the reply is free. Needs a `Vocabulary` before."""
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -113,7 +145,7 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Finish nothing more: free everything and exit."""
 
 
-ToRunner = Submit | Cancel | Limit | StatusRequest | Shutdown
+ToRunner = Vocabulary | Submit | Cancel | Limit | StatusRequest | Shutdown
 
 
 # --- runner → server

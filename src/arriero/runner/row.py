@@ -19,6 +19,7 @@ from arriero.runner.prefix.keys import UNKNOWN, Keys, Media, paired, row_keys
 from arriero.runner.prefix.store import Reuse
 
 if TYPE_CHECKING:
+    from arriero.runner.sampling.grammar import Constraint
     from arriero.runner.speculation.session import Session
     from arriero.runner.speculation.stats import Tally
 
@@ -41,6 +42,7 @@ class Row:
     __slots__ = (
         "admitted_at",
         "caches",
+        "constraint",
         "decode_started_at",
         "generated",
         "id",
@@ -103,6 +105,8 @@ class Row:
         """Every token read, the one that stopped the row included: what stands in the caches behind the prompt."""
         self.session: Session | None = None
         """What a draft knows of it; None without a draft."""
+        self.constraint: Constraint | None = None
+        """What its grammar lets it say; None for a free reply."""
         self.tally: Tally | None = None
         """How its drafts did; None where nothing could draft."""
         self.undo: list[tuple[int, Snapshot | None]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -120,15 +120,26 @@ class Sampler:
             self._history.remove(row)
             self._plans.clear()
 
-    def sample(self, rows: Sequence[Hashable], logits: mx.array) -> Sampled:
+    def sample(
+        self, rows: Sequence[Hashable], logits: mx.array, allowed: Mapping[Hashable, np.ndarray] | None = None
+    ) -> Sampled:
         """One token for each of `rows` from its line of `logits` `[n, vocab]`, and its history moved on.
 
+        `allowed` holds the tokens that some rows may draw, bool `[vocab]`; they are ruled out of the scores after the
+        penalties, so that every rule acts on what the row can say. Log-probabilities stay those of the model.
         ValueError for another number of lines, and for a row that was not added.
         """
         if logits.shape[0] != len(rows):
             raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} rows")
         plan = self._plan(tuple(rows))
-        drawn = [self._draw(group, logits if group.places is None else logits[group.places]) for group in plan.groups]
+        drawn = [
+            self._draw(
+                group,
+                logits if group.places is None else logits[group.places],
+                self._allowed(group, allowed) if allowed else None,
+            )
+            for group in plan.groups
+        ]
         tokens = drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
         if plan.order is not None:
             tokens = tokens[plan.order]
@@ -201,11 +212,20 @@ class Sampler:
             raise ValueError(f"row {row!r} was not added to the sampler")
         return found
 
-    def _draw(self, group: _Group, logits: mx.array) -> mx.array:
+    def _allowed(self, group: _Group, allowed: Mapping[Hashable, np.ndarray]) -> mx.array | None:
+        """The tokens that the rows of a group may draw, bool `[n, vocab]`; None where all may."""
+        if not any(row in allowed for row in group.ids):
+            return None
+        every = np.ones(self._vocab_size, bool)
+        return mx.array(np.stack([allowed.get(row, every) for row in group.ids]))
+
+    def _draw(self, group: _Group, logits: mx.array, allowed: mx.array | None = None) -> mx.array:
         # A cast to float32 does not change which score is the largest.
         scores = logits if group.parameters.greedy else logits.astype(mx.float32)
         if group.lines is not None:
             scores = penalise(scores.astype(mx.float32), self._history.tokens(group.lines), group.parameters)
+        if allowed is not None:
+            scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
         if group.parameters.greedy:
             tokens = argmax(scores).astype(mx.int32)
         else:

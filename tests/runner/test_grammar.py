@@ -1,0 +1,283 @@
+"""Grammars in the engine: every reply fits, alone and in batches, with thoughts, with log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from arriero.runner.messages import Failed, Finished, Grammar, SamplingOptions, Thoughts, Vocabulary
+from arriero.runner.sampling import Sampler
+from arriero.runner.sampling.grammar import Grammars
+from tests.helpers.engine_runs import Reply, run
+from tests.helpers.grammars import (
+    SCHEMAS,
+    STOP,
+    THINK,
+    THOUGHTS,
+    TOKENS,
+    UNTHINK,
+    VOCABULARY,
+    answer,
+    ask,
+    engine,
+    schema,
+)
+
+OPENED = Thoughts(opening=b"<think>", closing=b"</think>", opened=True)
+
+
+def check(reply: Reply, wanted: Any) -> None:
+    """The reply ended by itself and fits."""
+    assert reply.reason == "stop", reply.end
+    value = json.loads(answer(reply.tokens))
+    jsonschema.validate(value, wanted, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_250_hot_replies_in_batches_of_eight_fit_their_thirty_schemas(ahead: bool) -> None:
+    made = engine(ahead)
+    wanted = {f"{number}-{i}": SCHEMAS[number] for i in range(8) for number in range(len(SCHEMAS))}
+    for seed, (row, value) in enumerate(wanted.items()):
+        made.submit(ask(row, schema(value), seed))
+    for i in range(10):
+        made.submit(ask(f"last-{i}", schema(SCHEMAS[i]), 1000 + i))
+    replies = run(made)
+    assert len(replies) == 250
+    for row, value in wanted.items():
+        check(replies[row], value)
+    made.close()
+
+
+def test_hot_replies_with_thoughts_fit_behind_them() -> None:
+    made = engine()
+    for number, value in enumerate(SCHEMAS):
+        made.submit(ask(str(number), schema(value, OPENED if number % 2 else THOUGHTS), number))
+    replies = run(made)
+    thoughtful = 0
+    for number, value in enumerate(SCHEMAS):
+        check(replies[str(number)], value)
+        thoughtful += UNTHINK in replies[str(number)].tokens
+    assert thoughtful >= len(SCHEMAS) // 2
+    made.close()
+
+
+def test_a_free_row_says_the_same_beside_rows_with_grammars() -> None:
+    alone, beside = engine(), engine()
+    for made in (alone, beside):
+        made.submit(ask("free", None, 5, count=40))
+    for number in range(4):
+        beside.submit(ask(str(number), schema(SCHEMAS[number]), number))
+    assert run(alone)["free"].tokens == run(beside)["free"].tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_row_with_a_grammar_says_the_same_alone_and_in_a_batch_and_launched_ahead(temperature: float) -> None:
+    said = []
+    for ahead, others in ((False, 0), (True, 0), (False, 6), (True, 6)):
+        made = engine(ahead)
+        for number in range(others):
+            made.submit(ask(f"other {number}", schema(SCHEMAS[number]) if number % 2 else None, number, count=30))
+        made.submit(ask("row", schema(SCHEMAS[0]), 3, temperature=temperature))
+        said.append(run(made)["row"].tokens)
+    assert said[0]
+    assert all(tokens == said[0] for tokens in said)
+
+
+def test_penalties_and_narrow_choices_act_on_what_the_grammar_allows() -> None:
+    made = engine()
+    rules: list[dict[str, Any]] = [
+        {"top_k": 1},
+        {"top_p": 0.1},
+        {"min_p": 0.5},
+        {"typical_p": 0.3},
+        {"repeat_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 2.0, "repeat_last_n": -1},
+        {"temperature": 0.0, "repeat_penalty": 2.0},
+    ]
+    for number, rule in enumerate(rules):
+        made.submit(ask(str(number), schema(SCHEMAS[0]), number, **rule))
+    for reply in run(made).values():
+        check(reply, SCHEMAS[0])
+
+
+def test_log_probabilities_under_a_grammar_are_the_models_own() -> None:
+    made = engine()
+    made.submit(ask("row", schema(SCHEMAS[0]), 2, logprobs=True, top_logprobs=3))
+    reply = run(made)["row"]
+    check(reply, SCHEMAS[0])
+    assert len(reply.logprobs) == len(reply.tokens)
+    likeliest = [entry.top[0][0] for entry in reply.logprobs]
+    assert any(token not in likeliest[i : i + 1] for i, token in enumerate(reply.tokens))
+    assert all(entry.logprob <= 0 and len(entry.top) == 3 for entry in reply.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar(kind="regex", text="a{3}"), "aaa"),
+        (Grammar(kind="lark", text='start: "x" num\nnum: "1" "2"'), "x12"),
+        (Grammar(kind="json_schema", text='{"const": 7}'), "7"),
+    ],
+)
+def test_a_reply_ends_when_nothing_can_follow(grammar: Grammar, said: str) -> None:
+    made = engine()
+    made.submit(ask("row", grammar))
+    reply = run(made)["row"]
+    assert (answer(reply.tokens), reply.reason) == (said, "stop")
+
+
+def test_a_stop_token_is_drawn_only_when_the_reply_is_whole() -> None:
+    made = engine()
+    for seed in range(20):
+        made.submit(ask(str(seed), Grammar(kind="regex", text="(ab)+"), seed))
+    for reply in run(made).values():
+        text = answer(reply.tokens)
+        assert reply.reason == "stop"
+        assert text
+        assert text == "ab" * (len(text) // 2)
+
+
+def test_a_reply_that_reaches_its_limit_ends_there() -> None:
+    made = engine()
+    made.submit(ask("row", Grammar(kind="regex", text="a{50}"), count=3))
+    reply = run(made)["row"]
+    assert reply.reason == "length"
+    assert set(answer(reply.tokens)) == {"a"}
+
+
+def test_a_dead_end_fails_the_row_and_says_so_while_others_go_on() -> None:
+    made = engine()
+    tokens = [b"z" if b"b" in data else data for data in TOKENS]
+    made._grammars = Grammars(Vocabulary(tokens=tokens, special=VOCABULARY.special), len(TOKENS))
+    made.submit(ask("alive", schema(SCHEMAS[1])))
+    made.submit(ask("stuck", Grammar(kind="regex", text="xb")))
+    replies = run(made)
+    check(replies["alive"], SCHEMAS[1])
+    end = replies["stuck"].end
+    assert isinstance(end, Failed)
+    assert end.error == "InvalidRequest"
+    assert "no token of this model continues it" in end.message
+
+
+def test_an_unsupported_keyword_is_named() -> None:
+    made = engine()
+    made.submit(ask("row", schema({"type": "object", "properties": {"a": {"not": {}}}})))
+    end = run(made)["row"].end
+    assert isinstance(end, Failed)
+    assert (end.error, "'not' is not supported" in end.message) == ("InvalidRequest", True)
+
+
+def test_a_grammar_before_the_vocabulary_is_refused() -> None:
+    made = engine()
+    made._grammars = None
+    made.submit(ask("row", schema(True)))
+    end = run(made)["row"].end
+    assert isinstance(end, Failed)
+    assert "vocabulary" in end.message
+
+
+def test_rows_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine()
+    made.submit(ask("compiled", schema(SCHEMAS[0])))
+    constraint = made._waiting[0].constraint
+    ready = type("Late", (), {"ready": False})()
+    made._waiting[0].constraint = ready
+    made.submit(ask("free", None, count=5))
+    replies: dict[str, Reply] = {}
+    for _ in range(12):
+        made.step()
+    made._waiting[0].constraint = constraint
+    run(made, replies)
+    assert replies["free"].reason == "length"
+    check(replies["compiled"], SCHEMAS[0])
+
+
+def test_a_waiting_row_with_a_grammar_can_be_cancelled() -> None:
+    made = engine(rows=1)
+    made.submit(ask("first", schema(SCHEMAS[0])))
+    made.submit(ask("second", schema(SCHEMAS[0])))
+    made.step()
+    made.cancel("second")
+    made.cancel("first")
+    replies = run(made)
+    assert [replies[row].reason for row in ("first", "second")] == ["cancelled", "cancelled"]
+
+
+def test_control_tokens_are_no_part_of_a_grammars_text() -> None:
+    grammars = Grammars(VOCABULARY, len(TOKENS))
+    constraint = grammars.begin(Grammar(kind="regex", text="(?s:.*)"), [STOP])
+    constraint.start()
+    allowed = constraint.allowed()
+    assert not allowed[[THINK, UNTHINK]].any()
+    assert allowed[ord("<")]
+    assert allowed[STOP]
+    grammars.close()
+
+
+def spelled(words: list[str]) -> list[bytes]:
+    return [word.encode() for word in words]
+
+
+def constraint_of(tokens: list[bytes], thoughts: Thoughts, text: str = "ab?") -> tuple[Any, Grammars]:
+    grammars = Grammars(Vocabulary(tokens=tokens, special=[]), len(tokens))
+    made = grammars.begin(Grammar(kind="regex", text=text, thoughts=thoughts), [])
+    made.start()
+    return made, grammars
+
+
+def test_thoughts_may_open_in_several_tokens_of_plain_text() -> None:
+    tokens = spelled(["<", "think", ">", "<think", "a", "b", "</", "\n\n"])
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"<think>", closing=b"</think>", opened=False))
+    assert np.flatnonzero(made.allowed()).tolist() == [0, 3, 4]
+    made.advance(0)
+    assert np.flatnonzero(made.allowed()).tolist() == [1]
+    made.advance(1)
+    made.advance(2)
+    assert made.allowed().all()
+    for token in (4, 6, 1, 2):
+        made.advance(token)
+    assert np.flatnonzero(made.allowed()).tolist() == [4, 7]
+    made.advance(7)
+    assert np.flatnonzero(made.allowed()).tolist() == [4]
+    grammars.close()
+
+
+def test_what_a_token_holds_behind_the_closing_tag_is_the_grammars() -> None:
+    tokens = spelled(["</think>a", "a", "b", "x"])
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"", closing=b"</think>", opened=True))
+    made.advance(3)
+    made.advance(0)
+    assert np.flatnonzero(made.allowed()).tolist() == [2]
+    made.advance(2)
+    assert made.complete
+    grammars.close()
+
+
+def test_a_token_that_the_grammar_takes_does_not_open_thoughts() -> None:
+    tokens = spelled(["[", "THINK]", "]"])
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"[THINK]", closing=b"[/THINK]", opened=False), r"\[\]")
+    made.advance(0)
+    assert np.flatnonzero(made.allowed()).tolist() == [2]
+    grammars.close()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_best_token_is_that_of_those_allowed(dtype: mx.Dtype) -> None:
+    sampler = Sampler(4, 16)
+    for row in ("masked", "free"):
+        sampler.add(row, SamplingOptions(temperature=0.0), [0])
+    logits = mx.array([[3.0, 2.0, 1.0, 0.0]] * 2, dtype)
+    drawn = sampler.sample(["masked", "free"], logits, {"masked": np.array([False, False, True, True])})
+    assert drawn.read_tokens() == [2, 0]
+
+
+def test_a_finished_row_counts_its_tokens() -> None:
+    made = engine()
+    made.submit(ask("row", Grammar(kind="regex", text="a{3}")))
+    reply = run(made)["row"]
+    assert isinstance(reply.end, Finished)
+    assert reply.end.generated_tokens == len(reply.tokens)
