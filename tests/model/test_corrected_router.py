@@ -67,6 +67,16 @@ def test_choice_and_weights_are_those_of_the_formula(changes: dict[str, Any]) ->
         )
 
 
+def test_scores_that_are_all_zero_give_no_weights_instead_of_no_numbers() -> None:
+    config, weight, correction, _ = made({"n_group": 1, "topk_group": 1})
+    tensors: dict[str, Any] = {
+        "g.weight": mx.full(weight.shape, -100.0),
+        "g.e_score_correction_bias": mx.array(correction),
+    }
+    router = CorrectedRouter.load(MemoryCheckpoint({}, tensors).typed(), "g", config, hidden=16)
+    assert router(mx.ones((2, 16)))[1].tolist() == [[0.0] * 3] * 2
+
+
 def test_sixteen_bit_tokens_are_scored_in_float32() -> None:
     _, _, _, router = made({})
     x = mx.random.normal((9, 16), key=mx.random.key(1)).astype(mx.bfloat16)
