@@ -71,10 +71,9 @@ def test_a_broken_template_fails_when_it_is_used_and_raw_prompts_work(tmp_path: 
         text.render(USER)
 
 
-def test_a_model_with_a_go_template_only_says_what_to_do(tmp_path: Path) -> None:
-    text = model(tmp_path / "m", chat_template="{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}")
-    with pytest.raises(UnsupportedFeature, match="Jinja template"):
-        text.render(USER)
+def test_a_model_with_a_go_template_only_renders_with_it(tmp_path: Path) -> None:
+    text = model(tmp_path / "m", chat_template="{{ if .System }}{{ .System }}{{ end }}[{{ .Prompt }}]")
+    assert text.render(USER).text == "[the llamas]"
 
 
 def test_the_template_file_wins_over_the_configuration(tmp_path: Path) -> None:

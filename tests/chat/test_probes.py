@@ -71,7 +71,11 @@ def test_a_single_call_stays_as_it_is() -> None:
     ],
 )
 def test_a_level_of_thinking_is_the_nearest_that_the_template_accepts(known: str, think: Think, level: str) -> None:
-    check = "{% if reasoning_effort is defined and reasoning_effort not in '" + known + "'.split() %}{{ raise_exception('') }}"
+    check = (
+        "{% if reasoning_effort is defined and reasoning_effort not in '"
+        + known
+        + "'.split() %}{{ raise_exception('') }}"
+    )
     template = check + "{% endif %}{{ reasoning_effort }}"
     if known == "none":
         template = "{{ 'none' }}"

@@ -6,7 +6,14 @@ import pytest
 
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
-from arriero.errors import ArrieroError, InvalidRequest, NotFound, StoreError, TemplateError, UnsupportedFeature
+from arriero.errors import (
+    ArrieroError,
+    InvalidRequest,
+    NotFound,
+    StoreError,
+    TemplateError,
+    UnsupportedFeature,
+)
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.gguf_files import write_tiny_llama_gguf
@@ -143,13 +150,14 @@ def test_a_template_with_triple_quotes_goes_through(store):
     assert make(store, template=text)[0].template == text
 
 
-def test_a_go_template_is_kept_beside_the_models_own(store, tmp_path, caplog):
+def test_a_go_template_is_taken_and_a_broken_one_refused(store, tmp_path):
     go = "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}"
     assert make(store, template=go)[0].template == go
-    assert "TEMPLATE is a Go template" in caplog.text
     files = upload(store, write_folder(tmp_path / "m", template=False))
-    with pytest.raises(UnsupportedFeature, match="Go template"):
-        create(store, CreateRequest(model="bare", files=files, template=go), lambda status: None)
+    create(store, CreateRequest(model="bare", files=files, template=go), lambda status: None)
+    files = upload(store, tmp_path / "m")
+    with pytest.raises(TemplateError, match="line 1: the function shout is unknown"):
+        create(store, CreateRequest(model="broken", files=files, template="{{ shout .Prompt }}"), lambda status: None)
 
 
 DIGEST = "sha256:" + "0" * 64

@@ -106,17 +106,15 @@ async def test_a_model_without_a_template_uses_the_renderer_it_was_stored_for(st
     assert "<|turn>user\nHi<turn|>\n<|turn>model\n" in model.text.render(question).text
 
 
-async def test_a_model_with_nothing_but_a_go_template_refuses_conversations(store):
-    """Wart 6: and doesn't take the bare text for one."""
+async def test_a_model_with_nothing_but_a_go_template_uses_it(store):
     put_model(store, "go", template="")
     with store.building() as build:
         model = store.get("go")
-        added = build.add(b"{{ .Prompt }}")
+        added = build.add(b"[{{ .Prompt }}]")
         layer = Layer(media_type=manifests.TEMPLATE, digest=added.digest, size=added.size)
         build.put(model.name, Manifest.build(model.manifest.config, [*model.manifest.layers, layer]))
     opened = await Models().open(store, "go")
-    with pytest.raises(UnsupportedFeature, match="Go template"):
-        opened.text.render(Conversation(messages=[Message(role="user", content="hi")]))
+    assert opened.text.render(Conversation(messages=[Message(role="user", content="hi")])).text == "[hi]"
 
 
 def test_names_are_looked_up_as_they_are_before_a_local_suffix_is_cut(store):

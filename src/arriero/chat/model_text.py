@@ -19,6 +19,7 @@ from arriero.chat.renderers.jinja import JinjaRenderer
 from arriero.chat.renderers.prompt import Encoded, Prompt, Renderer, Text
 from arriero.chat.renderers.raw import RawRenderer
 from arriero.chat.stops import token_content
+from arriero.chat.template import is_go_template
 from arriero.chat.templates import ChatTemplates
 from arriero.chat.tokenizer import Tokenizer
 from arriero.chat.truncation import Truncated, truncate
@@ -230,6 +231,13 @@ def _templates(files: TextFiles, template: str | None, renderer: str) -> ChatTem
     if renderer and renderer not in RENDERERS:
         log.warning("there is no renderer '%s': the model's own chat template is used, if it has one", renderer)
     templates = ChatTemplates.open(files, template)
+    if template is not None and is_go_template(template):
+        own = ChatTemplates.open(files)
+        missing = _shows(own) - _shows(templates)
+        if own.default is not None and (missing or templates.error is not None):
+            why = f"it does not show {' and '.join(sorted(missing))}" if missing else str(templates.error)
+            log.warning("the model's own Jinja template is used instead of its Go template: %s", why)
+            templates = own
     if renderer not in RENDERERS and templates.default is None and templates.error is None:
         tokenizer = Tokenizer.from_files(files, templates)
         renderer = renderer_of(files, lambda text: tokenizer.token_id(text) in tokenizer.stop_ids)
@@ -237,6 +245,12 @@ def _templates(files: TextFiles, template: str | None, renderer: str) -> ChatTem
         return templates
     built_in = RENDERERS[renderer]
     return ChatTemplates({"default": built_in.source}, variables_of(built_in, files))
+
+
+def _shows(templates: ChatTemplates) -> set[str]:
+    """What templates make use of."""
+    thinks = family_of(templates.sources, lambda _: False, takes_tools=False).thinks(templates.sources)
+    return ({"tools"} & templates.variables) | ({"thinking"} if thinks else set())
 
 
 def _open_media(files: TextFiles, tokenizer: Tokenizer) -> tuple[Media | None, str]:

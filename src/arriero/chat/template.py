@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jinja2
 from jinja2 import nodes
@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from arriero.chat.sandbox import Budget, LimitedEnvironment, LimitReached
-from arriero.errors import TemplateError, UnsupportedFeature
+from arriero.errors import TemplateError
 
 T = TypeVar("T")
 
@@ -40,19 +40,32 @@ class TemplateStopped(TemplateError):
     """A template that reached its limit of time or size; another reading of the conversation won't help."""
 
 
+class ChatTemplate(Protocol):
+    """A compiled template, in whichever language."""
+
+    @property
+    def source(self) -> str:
+        """Its text."""
+        ...
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that it reads from its arguments."""
+        ...
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """The prompt; raises TemplateError."""
+        ...
+
+
 class Template:
-    """One compiled chat template."""
+    """One compiled Jinja template."""
 
     def __init__(self, source: str, *, seconds: float = 10.0) -> None:
         """Compile; `seconds` is the time that compiling, and each rendering, may take.
 
-        Raises TemplateError with the line for a template that can't be parsed, UnsupportedFeature for a Go template.
+        Raises TemplateError with the line for a template that can't be parsed.
         """
-        if is_go_template(source):
-            raise UnsupportedFeature(
-                "the model's only chat template is a Go template, which this version doesn't run; "
-                "give the model a Jinja template with TEMPLATE in a Modelfile"
-            )
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are accepted")
         self.source = source

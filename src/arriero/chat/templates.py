@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from arriero.chat.files import TextFiles
-from arriero.chat.template import Template
-from arriero.errors import TemplateError, UnsupportedFeature
+from arriero.chat.go.template import GoTemplate
+from arriero.chat.template import ChatTemplate, Template, is_go_template
+from arriero.errors import TemplateError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,11 @@ def template_sources(files: TextFiles) -> dict[str, str]:
     return found
 
 
+def compiled(source: str) -> ChatTemplate:
+    """A template of either language, told by its text; raises TemplateError with the line."""
+    return GoTemplate(source) if is_go_template(source) else Template(source)
+
+
 class ChatTemplates:
     """The main template and the one for conversations with tools, if the model has another one for them."""
 
@@ -49,16 +55,16 @@ class ChatTemplates:
         `names` are values that the templates read beside what every template is given.
         """
         self.names = dict(names or {})
-        self.error: TemplateError | UnsupportedFeature | None = None
-        self.default: Template | None = None
-        self.tool_use: Template | None = None
+        self.error: TemplateError | None = None
+        self.default: ChatTemplate | None = None
+        self.tool_use: ChatTemplate | None = None
         default = sources.get("default")
         if default is None and len(sources) == 1:
             default = next(iter(sources.values()))
         try:
-            self.default = Template(default) if default is not None else None
-            self.tool_use = Template(sources["tool_use"]) if "tool_use" in sources else None
-        except (TemplateError, UnsupportedFeature) as error:
+            self.default = compiled(default) if default is not None else None
+            self.tool_use = compiled(sources["tool_use"]) if "tool_use" in sources else None
+        except TemplateError as error:
             log.warning("%s", error)
             self.error = error
 
@@ -67,10 +73,10 @@ class ChatTemplates:
         """The templates of a model; `override` (a Modelfile's TEMPLATE) replaces them all."""
         return cls({"default": override} if override is not None else template_sources(files))
 
-    def choose(self, tools: bool) -> Template | None:
+    def choose(self, tools: bool) -> ChatTemplate | None:
         """The template for a conversation; None when the model has none.
 
-        Raises TemplateError or UnsupportedFeature when the model's template can't be used.
+        Raises TemplateError when the model's template can't be used.
         """
         if self.error is not None:
             raise self.error

@@ -16,8 +16,7 @@ import msgspec
 
 from arriero.chat.files import TextFiles
 from arriero.chat.model_text import ModelText
-from arriero.chat.template import Template, is_go_template
-from arriero.chat.templates import ChatTemplates
+from arriero.chat.templates import ChatTemplates, compiled
 from arriero.create.fields import fields_of
 from arriero.create.gguf import GGUFModel, read_gguf
 from arriero.create.inventory import Inventory, take_inventory
@@ -290,21 +289,11 @@ def _add(build: Build, data: bytes, media_type: str, progress: Progress, name: s
 def _open_text(files: TextFiles, template: str) -> ModelText:
     """The tokenizer and the templates as a load would open them, with the request's template in their place.
 
-    A Go template is kept for other programs where the model has a Jinja template of its own, and refused elsewhere.
+    Raises TemplateError for a template, Jinja's or Go's, that can't be used.
     """
-    if not template:
-        return ModelText(files, ChatTemplates.open(files))
-    if not is_go_template(template):
-        Template(template)
-        return ModelText(files, ChatTemplates.open(files, template))
-    text = ModelText(files, ChatTemplates.open(files))
-    if text.templates.default is None:
-        raise UnsupportedFeature(
-            "TEMPLATE is a Go template, which this version does not run, and the model has no template of its own; "
-            "give a Jinja template"
-        )
-    log.warning("TEMPLATE is a Go template: it is stored, and the model's own Jinja template is used")
-    return text
+    if template:
+        compiled(template)
+    return ModelText(files, ChatTemplates.open(files, template or None))
 
 
 def _configure(config: ConfigBlob, request: CreateRequest) -> ConfigBlob:

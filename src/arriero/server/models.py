@@ -8,7 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from arriero.chat.model_text import ModelText
-from arriero.chat.template import is_go_template
 from arriero.errors import NotFound, UnsupportedFeature
 from arriero.model.architectures import loaded_bytes
 from arriero.source import ModelSource
@@ -88,14 +87,9 @@ class Models:
 
 
 def _open_text(stored: StoredModel, source: ModelSource) -> ModelText:
-    template = stored.template
-    foreign = template is not None and is_go_template(template)
-    # A Go template is of no use here; the model's files may hold a Jinja one beside it.
-    text = ModelText.open(source, None if foreign else template, renderer=stored.renderer, parser=stored.parser)
+    text = ModelText.open(source, stored.template, renderer=stored.renderer, parser=stored.parser)
     if text.templates.default is not None or text.templates.error is not None:
         return text
-    if foreign:
-        return ModelText.open(source, template)  # refuses conversations, and says what to do
     log.warning(
         "%s has no chat template: messages reach it as plain text with blank lines between%s; "
         "TEMPLATE in a Modelfile gives it one",

@@ -15,7 +15,7 @@ from arriero.chat.renderers.objects import CallStyle, Form, message_objects
 from arriero.chat.renderers.probes import Probes
 from arriero.chat.renderers.prompt import Image, Prompt, Text
 from arriero.chat.renderers.rewrites import one_call_a_turn, readings, system_first
-from arriero.chat.template import Template, TemplateStopped
+from arriero.chat.template import ChatTemplate, TemplateStopped
 from arriero.chat.templates import ChatTemplates
 from arriero.errors import TemplateError, UnsupportedFeature
 
@@ -108,13 +108,13 @@ class JinjaRenderer:
             arguments["enable_thinking"] = arguments["thinking"] = bool(think)
         return arguments
 
-    def _probe(self, template: Template) -> Probes:
+    def _probe(self, template: ChatTemplate) -> Probes:
         if id(template) not in self._probes:
             arguments = self._arguments([], True, None)
             self._probes[id(template)] = Probes(template, arguments, self._image_token)
         return self._probes[id(template)]
 
-    def _shown(self, template: Template, messages: list[Message]) -> list[Message]:
+    def _shown(self, template: ChatTemplate, messages: list[Message]) -> list[Message]:
         """The messages without what the template would leave out in silence."""
         probe = self._probe(template)
         if any(message.role == "developer" for message in messages) and probe.drops_developer:
@@ -129,7 +129,7 @@ class JinjaRenderer:
         return messages
 
     def _accepted(
-        self, template: Template, messages: list[Message], arguments: dict[str, Any], mark: str | None
+        self, template: ChatTemplate, messages: list[Message], arguments: dict[str, Any], mark: str | None
     ) -> str:
         styles = [CallStyle()]
         if any(message.tool_calls for message in messages):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from arriero.chat.messages import Message, ToolCall
-from arriero.chat.template import Template
+from arriero.chat.template import ChatTemplate
 from arriero.errors import TemplateError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class CallStyle:
     """It shows calls only in turns whose content is none; text beside calls needs a turn of its own."""
 
 
-def call_style(template: Template, arguments: Mapping[str, Any]) -> CallStyle:
+def call_style(template: ChatTemplate, arguments: Mapping[str, Any]) -> CallStyle:
     """The first style in which a call, rendered once, shows up in the prompt.
 
     A template that never shows calls is a warning: the model won't see the calls of a conversation's history.
@@ -53,7 +53,7 @@ def call_style(template: Template, arguments: Mapping[str, Any]) -> CallStyle:
     return CallStyle()
 
 
-def takes_parts(template: Template, arguments: Mapping[str, Any], written: str) -> bool:
+def takes_parts(template: ChatTemplate, arguments: Mapping[str, Any], written: str) -> bool:
     """Whether a template writes `written` for an image among the parts of a message, beside the text."""
     parts = [{"type": "image"}, {"type": "text", "text": "probe_text"}]
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from arriero.chat.messages import Message, ToolCall
 from arriero.chat.renderers.objects import CallStyle, call_style, message_objects, takes_parts
-from arriero.chat.template import Template
+from arriero.chat.template import ChatTemplate
 from arriero.errors import TemplateError
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _EFFORTS: Mapping[str, tuple[str, ...]] = {
 class Probes:
     """One template's habits; each is looked for when it first matters."""
 
-    def __init__(self, template: Template, arguments: Mapping[str, Any], image_token: str | None = None) -> None:
+    def __init__(self, template: ChatTemplate, arguments: Mapping[str, Any], image_token: str | None = None) -> None:
         """`arguments` are those of a conversation without tools."""
         self._template = template
         self._arguments = dict(arguments)
