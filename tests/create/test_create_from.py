@@ -157,7 +157,7 @@ def test_a_go_template_is_taken_and_a_broken_one_refused(store, tmp_path):
     create(store, CreateRequest(model="bare", files=files, template=go), lambda status: None)
     files = upload(store, tmp_path / "m")
     with pytest.raises(TemplateError, match="line 1: the function shout is unknown"):
-        create(store, CreateRequest(model="broken", files=files, template="{{ shout .Prompt }}"), lambda status: None)
+        create(store, CreateRequest(model="broken", files=files, template=go + "{{ shout .Prompt }}"), lambda status: None)
 
 
 DIGEST = "sha256:" + "0" * 64
