@@ -18,16 +18,19 @@ from arriero import __version__
 from arriero.errors import ArrieroError
 from arriero.scheduler import Scheduler
 from arriero.server.access import AccessLog
+from arriero.server.compat.responses_store import ResponsesStore
 from arriero.server.errors import arriero_error, http_error
 from arriero.server.guard import Guard, Origins
 from arriero.server.listen import bind
 from arriero.server.models import Models
-from arriero.server.routes import blobs, create, models, ollama, system
+from arriero.server.routes import anthropic, blobs, create, models, ollama, openai, responses, system, v1_models
 from arriero.server.services import Services
 from arriero.settings import Settings
 from arriero.store.store import Store
 
 log = logging.getLogger(__name__)
+
+_APIS = (system, models, blobs, create, ollama, openai, responses, anthropic, v1_models)
 
 _PATIENCE = 5
 """Seconds that replies in flight have to end once the server is told to stop."""
@@ -45,6 +48,7 @@ def create_app(settings: Settings, *, store: Store | None = None, scheduler: Sch
             scheduler=Scheduler(settings) if scheduler is None else scheduler,
         )
         app.state.services = services
+        app.state.responses = ResponsesStore()
         if not settings.no_prune:
             await asyncio.to_thread(_prune, services.store)
         try:
@@ -53,7 +57,7 @@ def create_app(settings: Settings, *, store: Store | None = None, scheduler: Sch
             await services.scheduler.close()
 
     return Starlette(
-        routes=[*system.ROUTES, *models.ROUTES, *blobs.ROUTES, *create.ROUTES, *ollama.ROUTES],
+        routes=[route for api in _APIS for route in api.ROUTES],
         middleware=[
             Middleware(AccessLog),
             Middleware(Guard, listen_host=settings.host, origins=Origins(settings.origins)),

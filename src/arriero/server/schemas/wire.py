@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -19,6 +20,7 @@ from arriero.errors import Cancelled, InvalidRequest
 from arriero.server.errors import BodyTooLarge
 
 T = TypeVar("T", bound=msgspec.Struct)
+Check = Callable[[dict[str, Any]], None]
 
 MAX_BODY = 512 << 20
 """Bytes of a JSON body (images travel inside it)."""
@@ -48,16 +50,16 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
     return b"".join(pieces)
 
 
-async def read_request(request: Request, kind: type[T]) -> T:
+async def read_request(request: Request, kind: type[T], check: Check | None = None) -> T:
     """The request's body as `kind`; InvalidRequest for an empty body, bad JSON or a field of the wrong type."""
     body = await read_body(request)
     if len(body) < _QUICK:
-        return parse(body, kind)
-    return await asyncio.to_thread(parse, body, kind)
+        return parse(body, kind, check)
+    return await asyncio.to_thread(parse, body, kind, check)
 
 
-def parse(body: bytes, kind: type[T]) -> T:
-    """A JSON body as `kind` (see the module's rules)."""
+def parse(body: bytes, kind: type[T], check: Check | None = None) -> T:
+    """A JSON body as `kind` (see the module's rules); `check` may refuse the object as it came."""
     if not body:
         raise InvalidRequest("missing request body")
     try:
@@ -66,6 +68,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the request body must be a JSON object; it is {_json_kind(value)}")
+    if check is not None:
+        check(value)
     try:
         return msgspec.convert(_match(value, kind), kind)
     except msgspec.ValidationError as error:
