@@ -117,6 +117,8 @@ _CONVERSATIONS: dict[str, tuple[list[Message], list[Tool]]] = {
     "a call and its result": ([Q, assistant(calls=[BRNO]), result("sunny <b> & \"dry\"")], [WEATHER]),
     "a call with text": ([Q, assistant("Let me see.", calls=[BRNO]), SUN], [WEATHER]),
     "a call with thoughts": ([Q, assistant("", "I must look.", [BRNO]), SUN], [WEATHER]),
+    "text, thoughts and a call": ([Q, assistant("Let me see.", "look", [BRNO]), SUN], [WEATHER]),
+    "old text, thoughts and a call": ([Q, assistant("Hm.", "look", [BRNO]), SUN, SUNNY, user("?")], [WEATHER]),
     "an answer after a result": ([Q, assistant(calls=[BRNO]), SUN, SUNNY, user("Thanks")], [WEATHER]),
     "thoughts around a result": ([Q, LOOKED, SUN, assistant("Sunny.", "so"), user("?")], [WEATHER]),
     "a call of every kind of value": ([Q, assistant(calls=[_MIXED]), result("kept", name="note")], [NOTE]),
