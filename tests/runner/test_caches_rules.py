@@ -79,6 +79,18 @@ def test_a_sliding_cache_holds_no_more_than_window_chunk_and_two_steps():
         assert cache.oldest <= max(0, cache.offset - window)
 
 
+@pytest.mark.parametrize("chunk", [300, 512, 700, 2048])
+def test_behind_a_chunk_a_sliding_cache_goes_back_to_what_a_row_reserves(chunk):
+    window, cache = 300, SlidingCache(1, 2, 2, mx.float32, 300)
+    cache.append(*numbered(0, 40))
+    cache.append(*numbered(40, chunk))
+    for _ in range(600):
+        keys, _, base = cache.append(*numbered(cache.offset, 1))
+        assert column(keys) == positions(base, cache.offset)
+        assert base <= max(0, cache.offset - window)
+        assert cache.nbytes <= (window + 512) * 16
+
+
 def test_a_sliding_cache_rewinds_to_every_offset_whose_window_is_held():
     cache = SlidingCache(1, 2, 2, mx.float32, window=16)
     for position in range(1000):

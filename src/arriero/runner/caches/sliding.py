@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.model.contract import Snapshot
-from arriero.runner.caches.linear import LinearCache, ceil_step, floor_step, range_snapshot
+from arriero.runner.caches.linear import STEP, LinearCache, ceil_step, floor_step, range_snapshot
 from arriero.runner.caches.snapshot import RangeSnapshot
 
 
@@ -13,8 +13,9 @@ class SlidingCache(LinearCache):
     """Positions of a window that a query at `p` sees as `(p − window, p]`, in logical order; not a ring.
 
     The buffers hold `[base, offset)` and move forward, by a copy, only when they are full; so the copy of one window is
-    paid every STEP decode steps, and after a chunk of L positions at most `window + L + 2·STEP` are held. A rewind
-    reaches every offset whose window is still held; that includes every offset from the last write's start on.
+    paid every STEP decode steps. After a chunk of L positions at most `window + L + 2·STEP` are held, and from the next
+    write on no more than `window + 2·STEP` beside its own, which is what a row reserves. A rewind reaches every offset
+    whose window is still held; that includes every offset from the last write's start on.
 
     `append` returns keys from the last multiple of STEP that its first query can see, whatever is held before: what a
     kernel reads depends on positions alone and not on how they arrived.
@@ -104,6 +105,12 @@ class SlidingCache(LinearCache):
     def _reset(self) -> None:
         super()._reset()
         self._oldest = 0
+
+    def _make_room(self, start: int, end: int) -> None:
+        super()._make_room(start, end)
+        # Behind a long chunk more than the usual slack is held of what nobody can see any more.
+        if self._base_for(start) - self._base > 2 * STEP:
+            self._move(start, end)
 
     def _move(self, start: int, end: int) -> None:
         super()._move(start, end)
