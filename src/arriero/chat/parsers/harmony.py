@@ -51,6 +51,9 @@ class HarmonyParser:
             self._given = header
             if begun:
                 self._enter("", 0)
+        self.answering = self._kind == "content"
+        """Whether the prompt has begun the answer."""
+        self.has_tools = bool(self._tools)
 
     def feed(self, text: str) -> list[Event]:
         held, self._text = self._text, ""
@@ -99,7 +102,7 @@ class HarmonyParser:
         header = self._text if found < 0 else self._text[:found]
         if not _plausible(header, whole=found >= 0):
             # What broke the header may be a mark at its beginning, which must not begin another one.
-            self._kind, self._looked = "content", 1
+            self._kind, self._looked = "content", int(self._text.startswith(_ENDS[3:]))
             return True
         if found < 0:
             return False
