@@ -107,6 +107,15 @@ def test_layers_behind_the_last_that_no_field_declares_are_warned_about(
     assert "model.layers.*.eh_proj.weight" in caplog.text
 
 
+def test_a_layer_behind_those_that_are_declared_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = published_tensors()
+    tensors["model.layers.3.eh_proj.weight"] = tensors["model.layers.2.eh_proj.weight"]
+    load_model(open_folder(tmp_path / "m", tensors), mx.float32)
+    assert "does not use 1 tensors of the checkpoint: model.layers.*.eh_proj.weight" in caplog.text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_of_the_reference_is_used(name: str, caplog: pytest.LogCaptureFixture) -> None:
     load_model(golden(name).typed(), mx.float32)
