@@ -250,12 +250,6 @@ def test_arguments_of_any_form_are_accepted_in_the_history(http, arguments):
     assert chat(http, model="thinker", think=False, messages=history).json()["message"]["content"] == "go on"
 
 
-@pytest.mark.parametrize("value", ["json", {"type": "object"}, "yaml"])
-def test_format_is_refused_until_it_is_honoured(http, value):
-    assert "format is not in this version" in error(chat(http, "x", format=value))
-    assert "format is not in this version" in error(generate(http, "x", format=value))
-
-
 def test_an_empty_format_is_none(http):
     assert chat(http, say("x"), format="").status_code == 200
 

@@ -30,7 +30,7 @@ PIECES = [
 THINK, UNTHINK, STOP, CALL = 256 + len(PIECES), 257 + len(PIECES), 258 + len(PIECES), 259 + len(PIECES)
 TOKENS = [*(bytes((byte,)) for byte in range(256)), *PIECES, b"<think>", b"</think>", b"<|end|>", b"<|call|>", b""]
 VOCABULARY = Vocabulary(tokens=TOKENS, special=[THINK, UNTHINK, STOP, CALL])
-THOUGHTS = Thoughts(opening=b"<think>", closing=b"</think>", opened=False)
+THOUGHTS = Thoughts(opening=b"<think>", closing="</think>", opened=False)
 HOT = SamplingOptions(temperature=1.5, top_k=0, top_p=1.0, seed=0)
 
 
@@ -112,4 +112,4 @@ def ask(row: str, grammar: Grammar | None, seed: int = 0, count: int = 3000, **c
 def answer(tokens: list[int]) -> str:
     """What a reply says behind its thoughts; UnicodeDecodeError where that is no text."""
     said = b"".join(TOKENS[token] for token in tokens)
-    return said.rpartition(THOUGHTS.closing)[2].decode()
+    return said.rpartition(b"</think>")[2].decode()

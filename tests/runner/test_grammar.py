@@ -28,7 +28,7 @@ from tests.helpers.grammars import (
     schema,
 )
 
-OPENED = Thoughts(opening=b"<think>", closing=b"</think>", opened=True)
+OPENED = Thoughts(opening=b"<think>", closing="</think>", opened=True)
 
 
 def check(reply: Reply, wanted: Any) -> None:
@@ -231,7 +231,7 @@ def constraint_of(tokens: list[bytes], thoughts: Thoughts, text: str = "ab?") ->
 
 def test_thoughts_may_open_in_several_tokens_of_plain_text() -> None:
     tokens = spelled(["<", "think", ">", "<think", "a", "b", "</", "\n\n"])
-    made, grammars = constraint_of(tokens, Thoughts(opening=b"<think>", closing=b"</think>", opened=False))
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"<think>", closing="</think>", opened=False))
     assert np.flatnonzero(made.allowed()).tolist() == [0, 3, 4]
     made.advance(0)
     assert np.flatnonzero(made.allowed()).tolist() == [1]
@@ -248,7 +248,7 @@ def test_thoughts_may_open_in_several_tokens_of_plain_text() -> None:
 
 def test_what_a_token_holds_behind_the_closing_tag_is_the_grammars() -> None:
     tokens = spelled(["</think>a", "a", "b", "x"])
-    made, grammars = constraint_of(tokens, Thoughts(opening=b"", closing=b"</think>", opened=True))
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"", closing="</think>", opened=True))
     made.advance(3)
     made.advance(0)
     assert np.flatnonzero(made.allowed()).tolist() == [2]
@@ -259,7 +259,7 @@ def test_what_a_token_holds_behind_the_closing_tag_is_the_grammars() -> None:
 
 def test_a_token_that_the_grammar_takes_does_not_open_thoughts() -> None:
     tokens = spelled(["[", "THINK]", "]"])
-    made, grammars = constraint_of(tokens, Thoughts(opening=b"[THINK]", closing=b"[/THINK]", opened=False), r"\[\]")
+    made, grammars = constraint_of(tokens, Thoughts(opening=b"[THINK]", closing=r"\[/THINK\]", opened=False), r"\[\]")
     made.advance(0)
     assert np.flatnonzero(made.allowed()).tolist() == [2]
     grammars.close()

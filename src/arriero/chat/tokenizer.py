@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from arriero.source import ModelSource
 log = logging.getLogger(__name__)
 
 Alphabet = Literal["byte-level", "sentencepiece"]
+
+_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class Tokenizer:
@@ -94,6 +97,16 @@ class Tokenizer:
         if data is None:
             data = self._bytes[index] = self._spell(index)
         return data
+
+    def all_bytes(self) -> tuple[list[bytes], list[int]]:
+        """The exact bytes of every token by id, and the ids that stand for no text of their own: tags and controls.
+
+        Half a second for a large vocabulary; nothing is kept.
+        """
+        size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
+        tags = {index for index, text in self._added.items() if _TAG.fullmatch(text)}
+        special = sorted(self.control_ids | self.stop_ids | tags)
+        return [self._spell(index) for index in range(size)], [index for index in special if index < size]
 
     def token_id(self, text: str) -> int | None:
         """The id of a vocabulary entry as it is spelled in the vocabulary; None when there is none."""

@@ -70,12 +70,12 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thoughts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a reply thinks before its grammar begins, by the bytes of the tags around it."""
+    """Where a reply thinks before its grammar begins."""
 
     opening: bytes
     """The reply may begin with this, and then thinks; empty = it can't begin to."""
-    closing: bytes
-    """The grammar begins behind this."""
+    closing: str
+    """A regular expression over bytes: the grammar begins behind its first match."""
     opened: bool
     """Whether the prompt has begun the thinking already."""
 
@@ -88,6 +88,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON schema as JSON text, a regular expression for the whole reply, or a grammar in Lark's notation."""
     thoughts: Thoughts | None = None
     """None: the grammar begins with the reply."""
+    calls: list[bytes] = []
+    """What tool calls begin with: a reply may begin with one instead, and is free from there on."""
+    calls_stop: bool = False
+    """Whether thoughts may end the reply, with a call that they lead to."""
 
 
 # --- server → runner

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal
 
 from arriero.errors import RunnerCrashed
-from arriero.runner.messages import Failed, Finished, Ready, Submit
+from arriero.runner.messages import Failed, Finished, Ready, Submit, Vocabulary
 from arriero.scheduler.runner import Drafting, RowMessage, Runner, Stream
 from arriero.source import ModelSource
 
@@ -134,6 +134,15 @@ class Lease:
         generation = Generation(self._runner, stream)
         self._generations.append(generation)
         return generation
+
+    @property
+    def knows_vocabulary(self) -> bool:
+        """Whether the runner can follow grammars."""
+        return self._runner.knows_vocabulary
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """Tell the runner the bytes of its tokens, before the first request with a grammar."""
+        self._runner.teach(vocabulary)
 
     def release(self) -> None:
         """Give the model back, once; rows of this lease that still run are cancelled."""

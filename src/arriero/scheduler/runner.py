@@ -30,6 +30,7 @@ from arriero.runner.messages import (
     Submit,
     Tokens,
     ToRunner,
+    Vocabulary,
 )
 from arriero.scheduler.channel import ServerChannel
 from arriero.scheduler.process import RunnerProcess
@@ -91,6 +92,7 @@ class Runner:
         self.process = process
         self.streams: dict[str, Stream] = {}
         self.drafting: Drafting | None = None
+        self.knows_vocabulary = False
         self._channel = channel
         self._on_end = on_end
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -150,6 +152,12 @@ class Runner:
         self._channel.send(request)
         stream = self.streams[request.id] = Stream(request.id, cache_bytes)
         return stream
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """Send the bytes of the tokens, once."""
+        if not self.knows_vocabulary:
+            self.send(vocabulary)
+            self.knows_vocabulary = True
 
     def cancel(self, stream: Stream) -> None:
         """Nobody reads this stream any more: stop its row."""

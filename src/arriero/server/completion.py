@@ -15,10 +15,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from arriero.chat.grammar import Format, grammar_for
 from arriero.chat.parsers.events import Parser
 from arriero.errors import RunnerCrashed
 from arriero.image import PlacedImage
-from arriero.runner.messages import Failed, Finished, PrefixUsed, Submit, Tokens
+from arriero.runner.messages import Failed, Finished, Grammar, PrefixUsed, Submit, Tokens, Vocabulary
 from arriero.scheduler import Lease, LoadRequest, error_of
 from arriero.server.models import OpenModel
 from arriero.server.parameters import Parameters
@@ -75,6 +76,8 @@ class Generation:
     parameters: Parameters
     keep_alive: float | None
     """Seconds that the model stays loaded afterwards; None = as before."""
+    format: Format | None = None
+    """What form the reply must have."""
     started_ns: int = field(default_factory=time.perf_counter_ns)
 
 
@@ -139,10 +142,17 @@ def load_request(model: OpenModel, num_ctx: int) -> LoadRequest:
 async def _reply(
     lease: Lease, generation: Generation, prompt: Prompt, window: int, load_ns: int
 ) -> AsyncGenerator[Event, None]:
-    transcript = Transcript(generation.model.text.tokenizer, generation.prompt.parser(), generation.parameters.stop)
+    text, parser = generation.model.text, generation.prompt.parser()
+    grammar = None
+    if generation.format is not None:
+        grammar = grammar_for(generation.format, parser)
+        if not lease.knows_vocabulary:
+            tokens, special = await asyncio.to_thread(text.tokenizer.all_bytes)
+            lease.teach(Vocabulary(tokens=tokens, special=special))
+    transcript = Transcript(text.tokenizer, parser, generation.parameters.stop)
     submitted, first, restored = time.perf_counter_ns(), 0, 0
     finished: Finished | None = None
-    with closing(lease.submit(_submit(generation, prompt, window))) as messages:
+    with closing(lease.submit(_submit(generation, prompt, window, grammar))) as messages:
         async for message in messages:
             if isinstance(message, Tokens):
                 first = first or time.perf_counter_ns()
@@ -177,7 +187,7 @@ async def _reply(
     )
 
 
-def _submit(generation: Generation, prompt: Prompt, window: int) -> Submit:
+def _submit(generation: Generation, prompt: Prompt, window: int, grammar: Grammar | None) -> Submit:
     room = window - len(prompt)
     wanted = generation.parameters.num_predict
     return Submit(
@@ -188,6 +198,7 @@ def _submit(generation: Generation, prompt: Prompt, window: int) -> Submit:
         sampling=generation.parameters.sampling,
         boundaries=prompt.boundaries,
         images=prompt.images,
+        grammar=grammar,
     )
 
 

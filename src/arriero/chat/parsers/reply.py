@@ -49,6 +49,16 @@ class ThinkingTags:
         return self.opening + self.label
 
 
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Where a reply may think before it answers."""
+
+    opening: str
+    closing: str
+    opened: bool
+    """The prompt has begun the thinking."""
+
+
 class ReplyParser:
     """One reply; `feed` and `flush` as `Parser` has them."""
 
@@ -82,7 +92,20 @@ class ReplyParser:
         self._warned = False
         self._drafts: list[ToolCallEvent] = []
         self._made_call = False
+        self._thought = False
         self._state: _State = self._first_state(prompt)
+        self.thoughts: Thoughts | None = self._thoughts()
+        """Where the reply may think before it answers."""
+
+    @property
+    def call_openings(self) -> tuple[str, ...]:
+        """What calls begin with; none without tools on offer."""
+        return self._openings
+
+    def _thoughts(self) -> Thoughts | None:
+        if self._tags is None or self._thought or (self._state == "lead" and not self._tags.anywhere):
+            return None
+        return Thoughts(self._tags.opening, self._tags.closing, self._state == "thinking")
 
     def feed(self, text: str) -> list[Event]:
         held, self._text = self._text, ""
@@ -117,6 +140,7 @@ class ReplyParser:
             return "lead"
         ending = prompt.rstrip()
         if ending.endswith(self._tags.closing):
+            self._thought = True
             return "lead"
         if ending.endswith(self._tags.whole.rstrip()):
             self._repeats = self._tags.whole

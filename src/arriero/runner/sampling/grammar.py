@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
@@ -91,18 +92,24 @@ class Grammars:
         self._following.shutdown(wait=False, cancel_futures=True)
 
 
+TAIL = 160
+"""Bytes of thoughts that are kept to find what closes them."""
+
+
 class Phase(Enum):
     """Where a reply stands."""
 
     START = "start"
-    """Nothing was said: it may begin to think, or begin with what the grammar says."""
+    """Nothing was said: it may begin to think, or with a call, or with what the grammar says."""
     OPENING = "opening"
-    """Within the tag that opens thoughts."""
+    """Within the tag that opens thoughts or a call."""
     THINKING = "thinking"
     """Free, but for its end."""
     BEHIND = "behind"
-    """Thoughts have just ended: a line break may follow."""
+    """Thoughts have just ended: a line break or a call may follow."""
     GRAMMAR = "grammar"
+    FREE = "free"
+    """A call."""
     COMPLETE = "complete"
 
 
@@ -119,13 +126,21 @@ class Constraint:
         self._matcher: Any = None
         self._mask: Future[np.ndarray] | None = None
         self._stop_ids = np.array(sorted(index for index in stop_ids if index < grammars.size), np.int64)
-        self._thoughts = thoughts = grammar.thoughts
+        self._openings = {call: Phase.FREE for call in grammar.calls if call}
+        """What may stand in the grammar's place, and what it leads to."""
+        self._closing: re.Pattern[bytes] | None = None
+        self._may_stop = grammar.calls_stop
+        self._breaks: tuple[bytes, ...] = BREAKS
         self._said = b""
-        """Of the opening tag; while it thinks, the last bytes that the closing one may begin in."""
+        """Of an opening tag; while it thinks, the last bytes, which what closes the thoughts may begin in."""
         self._error: ArrieroError | None = None
-        self.phase = Phase.GRAMMAR
-        if thoughts is not None:
-            self.phase = Phase.THINKING if thoughts.opened else Phase.START
+        self.phase = Phase.START
+        if grammar.thoughts is not None:
+            self._closing = re.compile(grammar.thoughts.closing.encode())
+            if grammar.thoughts.opened:
+                self.phase = Phase.THINKING
+            elif grammar.thoughts.opening:
+                self._openings[grammar.thoughts.opening] = Phase.THINKING
 
     @property
     def ready(self) -> bool:
@@ -152,14 +167,17 @@ class Constraint:
     def advance(self, token: int) -> None:
         """A token of the reply is known."""
         data = self._grammars.tokens[token]
+        if self.phase is Phase.FREE:
+            return
         if self.phase is Phase.THINKING:
             self._think(data)
         elif self.phase is Phase.OPENING:
             self._open(data)
-        elif self.phase is Phase.BEHIND and data in BREAKS and not self._taken(token):
-            self.phase = Phase.GRAMMAR
-        elif self.phase is Phase.START and not self._taken(token):
-            self._open(data)
+        elif self.phase in (Phase.START, Phase.BEHIND) and not self._taken(token):
+            if self.phase is Phase.BEHIND and data in self._breaks:
+                self._breaks = ()
+            else:
+                self._open(data)
         else:
             self._consume([token])
 
@@ -171,9 +189,9 @@ class Constraint:
         """
         if self._error is not None:
             raise self._error
-        if self.phase is Phase.THINKING:
+        if self.phase in (Phase.THINKING, Phase.FREE):
             mask = np.ones(self._grammars.size, bool)
-            mask[self._stop_ids] = False
+            mask[self._stop_ids] = self.phase is Phase.FREE or self._may_stop
             return mask
         if self.phase is Phase.OPENING:
             mask = np.zeros(self._grammars.size, bool)
@@ -186,10 +204,10 @@ class Constraint:
         whole = self._mask.result()
         mask, may_end = whole[:-1].copy(), bool(whole[-1]) and bool(self._matcher.is_accepting())
         mask[self._stop_ids] = False
-        if self.phase is Phase.START:
+        if self.phase in (Phase.START, Phase.BEHIND):
             self._allow_opening(mask)
-        elif self.phase is Phase.BEHIND:
-            for line_break in BREAKS:
+        if self.phase is Phase.BEHIND:
+            for line_break in self._breaks:
                 mask[self._grammars.spelled(line_break)] = True
         if not mask.any():
             if not may_end:
@@ -220,30 +238,31 @@ class Constraint:
             self._follow()
 
     def _allow_opening(self, mask: np.ndarray) -> None:
-        """The tokens that the rest of the opening tag may begin with."""
-        assert self._thoughts is not None
-        rest = self._thoughts.opening[len(self._said) :]
-        for length in range(1, len(rest) + 1):
-            mask[self._grammars.spelled(rest[:length])] = True
+        """The tokens that what is left of an opening tag may begin with."""
+        for opening in self._openings:
+            if opening.startswith(self._said):
+                rest = opening[len(self._said) :]
+                for length in range(1, len(rest) + 1):
+                    mask[self._grammars.spelled(rest[:length])] = True
 
     def _open(self, data: bytes) -> None:
-        assert self._thoughts is not None
         self._said += data
-        self.phase = Phase.OPENING
-        if self._said == self._thoughts.opening:
-            self.phase, self._said = Phase.THINKING, b""
+        self.phase = self._openings.get(self._said, Phase.OPENING)
+        if self.phase is not Phase.OPENING:
+            self._said = b""
 
     def _think(self, data: bytes) -> None:
         """Look for the end of thoughts; what a token holds behind it is the grammar's, but for blanks."""
-        assert self._thoughts is not None
-        closing = self._thoughts.closing
+        assert self._closing is not None
         text = self._said + data
-        at = text.find(closing)
-        if at < 0:
-            self._said = text[max(len(text) - len(closing) + 1, 0) :]
+        found = self._closing.search(text)
+        if found is None:
+            self._said = text[-TAIL:]
             return
+        self._said = b""
+        self._openings = {opening: phase for opening, phase in self._openings.items() if phase is Phase.FREE}
         self.phase = Phase.BEHIND
-        rest = text[at + len(closing) :].lstrip()
+        rest = text[found.end() :].lstrip()
         if not rest:
             return
         spelled = [self._grammars.spelled(bytes((byte,))) for byte in rest]

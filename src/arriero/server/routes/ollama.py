@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from arriero.chat import messages as chat
+from arriero.chat.grammar import read_format
 from arriero.chat.messages import Conversation
 from arriero.errors import InvalidRequest
 from arriero.server.completion import Final, Generation, generate, load
@@ -22,7 +23,6 @@ from arriero.server.models import OpenModel, find
 from arriero.server.parameters import Parameters, settle
 from arriero.server.prompts import ContinuedPrompt, ConversationPrompt, FilledPrompt, TextPrompt
 from arriero.server.requests import (
-    check_format,
     images_of,
     keep_alive_of,
     opening,
@@ -96,6 +96,7 @@ async def _chat(services: Services, asked: wire.ChatRequest) -> AsyncGenerator[w
         prompt=await asyncio.to_thread(_chat_prompt, model, asked),
         parameters=_parameters(services, model, asked),
         keep_alive=keep_alive_of(asked.keep_alive),
+        format=await asyncio.to_thread(read_format, asked.format),
     )
     calls = 0
     async with aclosing(generate(services, generation)) as events:
@@ -116,7 +117,6 @@ def _chat_prompt(model: OpenModel, asked: wire.ChatRequest) -> ConversationPromp
     model.require("completion", "chat")
     tools = tools_of(model, asked.tools)
     think = settle_think(model, think_of(asked.think))
-    check_format(asked.format)
     messages = opening(model, None, [_message(model, index, message) for index, message in enumerate(asked.messages)])
     conversation = Conversation(messages=messages, tools=tools)
     return ConversationPrompt(model, conversation, think, truncate=asked.truncate)
@@ -176,6 +176,7 @@ async def _generate(services: Services, asked: wire.GenerateRequest) -> AsyncGen
         prompt=await asyncio.to_thread(_generate_prompt, model, asked),
         parameters=_parameters(services, model, asked),
         keep_alive=keep_alive_of(asked.keep_alive),
+        format=await asyncio.to_thread(read_format, asked.format),
     )
     calls = 0
     async with aclosing(generate(services, generation)) as events:
@@ -197,7 +198,6 @@ def _generate_prompt(
 ) -> ConversationPrompt | ContinuedPrompt | FilledPrompt | TextPrompt:
     model.require("completion", "generate")
     think = settle_think(model, think_of(asked.think))
-    check_format(asked.format)
     images = images_of(model, "images", asked.images)
     if asked.raw:
         if asked.template or asked.system or asked.context:
