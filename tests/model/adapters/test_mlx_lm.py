@@ -166,6 +166,22 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, change: Any, message:
         opened(edited(folder, change))
 
 
+def test_what_mlx_lm_drops_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sanitize(_: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in weights.items() if "mtp." not in name and "inv_freq" not in name}
+
+    folder, _ = write(tmp_path, "olmo2")
+    monkeypatch.setattr("mlx_lm.models.olmo2.Model.sanitize", sanitize)
+    inverse = {"model.layers.0.self_attn.rotary_emb.inv_freq": mx.zeros(8)}
+    opened(edited(folder, lambda tensors: tensors.update(inverse)))
+    assert "leaves out" not in caplog.text
+    opened(edited(folder, lambda tensors: tensors.update({"mtp.fc.weight": mx.zeros((2, 3))})))
+    assert "mlx-lm leaves out 6 of the checkpoint's" in caplog.text
+    assert caplog.text.rstrip().endswith("not used as they are: mtp.fc.weight")
+
+
 def test_a_missing_hyper_parameter_is_named(tmp_path: Path) -> None:
     folder, _ = write(tmp_path, "olmo2")
     values = json.loads((folder / "config.json").read_text())

@@ -20,6 +20,7 @@ from arriero.kernels.device import on_cpu
 from arriero.model.adapters.known import mlx_lm_module, mlx_lm_version
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Hidden, ModelFacts, RowCaches
+from arriero.model.layers.decoder import HARMLESS
 from arriero.runner.caches.foreign import ForeignCache
 
 log = logging.getLogger(__name__)
@@ -160,14 +161,34 @@ def fill(network: Any, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
     weights: dict[str, mx.array] = {}
     for name in checkpoint.names():
         weights |= _arrays_of(checkpoint, name)
+    held = {name: array.size for name, array in weights.items() if not HARMLESS.search(name)}
     if hasattr(network, "sanitize"):
         weights = network.sanitize(weights)
+    report_left_out(held, weights)
     _pack(network, weights)
     keep = getattr(network, "cast_predicate", None)
     for name, array in weights.items():
         if mx.issubdtype(array.dtype, mx.floating) and (keep is None or keep(name)):
             weights[name] = array.astype(dtype)
     network.load_weights(list(weights.items()), strict=True)
+
+
+def report_left_out(held: Mapping[str, int], taken: Mapping[str, mx.array]) -> None:
+    """Warn of tensors that mlx-lm's own rules for names have dropped: towers, heads for drafts, stray output heads.
+
+    Rules rename, stack and split, so only the count of numbers tells that something is gone.
+    """
+    missing = sum(held.values()) - sum(array.size for array in taken.values())
+    if missing > 0:
+        gone = sorted(name for name in held if name not in taken)
+        more = f" and {len(gone) - 5} more" if len(gone) > 5 else ""
+        log.warning(
+            "mlx-lm leaves out %d of the checkpoint's %d numbers; these names are not used as they are: %s%s",
+            missing,
+            sum(held.values()),
+            ", ".join(gone[:5]),
+            more,
+        )
 
 
 def measure(network: Any, config: Mapping[str, Any], architecture: str, dtype: mx.Dtype) -> ModelFacts:
