@@ -12,7 +12,7 @@ from arriero.server.compat.parts import Content, Part, PartKinds, text_field
 from arriero.server.compat.prepare import conversation_prompt, refuse_forced_call, think_of_effort
 from arriero.server.models import OpenModel
 from arriero.server.prompts import ConversationPrompt
-from arriero.server.requests import check_format, tools_of
+from arriero.server.requests import tools_of
 from arriero.server.schemas.anthropic import CountRequest, ToolChoice, Turn
 
 _BILLING = "x-anthropic-billing-header:"
@@ -70,20 +70,25 @@ OWN = ("thinking", "tool_use", "tool_result", "document", "search_result")
 
 def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt:
     """The prompt of a request; raises InvalidRequest and UnsupportedFeature, naming the place."""
-    if asked.output_config.format is not None:
-        form = asked.output_config.format
-        schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
-        if not isinstance(schema, dict):
-            raise InvalidRequest("output_config.format must be of type json_schema and hold a schema")
-        check_format(schema)
     return conversation_prompt(
         model,
         messages_of(model, asked.messages),
         tools=_offered(model, asked.tools, asked.tool_choice),
         think=think_of(asked),
-        system=_system(asked.system),
+        system=system_of(asked.system),
         truncate=asked.truncate,
     )
+
+
+def form_of(asked: CountRequest) -> dict[str, Any] | None:
+    """`output_config.format` as the native `format`; InvalidRequest when it holds no schema."""
+    form = asked.output_config.format
+    if form is None:
+        return None
+    schema = form.get("schema") if isinstance(form, dict) and form.get("type") == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise InvalidRequest("output_config.format must be of type json_schema and hold a schema")
+    return schema
 
 
 def think_of(asked: CountRequest) -> Think:
@@ -99,7 +104,8 @@ def think_of(asked: CountRequest) -> Think:
     return False if effort is None else effort
 
 
-def _system(value: Any) -> str | None:
+def system_of(value: Any) -> str | None:
+    """The system prompt, its blocks apart by blank lines; None for none."""
     if isinstance(value, list):
         value = [block for block in value if not _is_billing(block)]
     text = BLOCKS.read(value, "system", "\n\n").text

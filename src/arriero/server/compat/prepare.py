@@ -72,9 +72,13 @@ async def prepare(
     *,
     logprobs: bool = False,
     top_logprobs: int = 0,
+    form: Any = None,
+    form_field: str = "format",
     **options: Any,
 ) -> Generation:
-    """The generation that a request asks for; `options` are the API's own fields under our names, None = not given.
+    """The generation that a request asks for; `form` is the native API's `format`, by the name that errors give it.
+
+    `options` are the API's own fields under our names, None = not given.
 
     Raises what opening the model, `make` and the options raise.
     """
@@ -88,8 +92,13 @@ async def prepare(
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
-    prompt = await asyncio.to_thread(make, model)
-    return Generation(model=model, prompt=prompt, parameters=parameters, keep_alive=keep_alive_of(asked.keep_alive))
+    return Generation(
+        model=model,
+        prompt=await asyncio.to_thread(make, model),
+        parameters=parameters,
+        keep_alive=keep_alive_of(asked.keep_alive),
+        format=await asyncio.to_thread(read_format, form, form_field),
+    )
 
 
 async def open_model(services: Services, name: str) -> OpenModel:
