@@ -95,6 +95,41 @@ def test_json_mode_gives_an_object(http: httpx.Client) -> None:
         assert isinstance(json.loads(reply["message"]["content"]), dict)
 
 
+def v1(http: httpx.Client, path: str, **fields: Any) -> httpx.Response:
+    body: dict[str, Any] = {"model": "plain", "temperature": 1.5, "seed": 5}
+    return http.post(path, json=body | fields)
+
+
+def test_a_response_format_of_openais_chat_is_honoured(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": SCHEMA}}
+    asked = [{"role": "user", "content": "Hi"}]
+    reply = v1(http, "/v1/chat/completions", messages=asked, response_format=form).raise_for_status().json()
+    jsonschema.validate(json.loads(reply["choices"][0]["message"]["content"]), SCHEMA)
+
+
+def test_a_text_format_of_openais_responses_is_honoured(http: httpx.Client) -> None:
+    form = {"format": {"type": "json_schema", "name": "grade", "schema": SCHEMA}}
+    reply = v1(http, "/v1/responses", input="Hi", text=form).raise_for_status().json()
+    text = next(item for item in reply["output"] if item["type"] == "message")["content"][0]["text"]
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_an_output_format_of_anthropics_messages_is_honoured(http: httpx.Client) -> None:
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    asked = [{"role": "user", "content": "Hi"}]
+    reply = v1(http, "/v1/messages", messages=asked, max_tokens=2000, output_config=form).raise_for_status().json()
+    jsonschema.validate(json.loads(reply["content"][0]["text"]), SCHEMA)
+
+
+def test_an_unsupported_keyword_of_a_response_format_is_named(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    asked = [{"role": "user", "content": "Hi"}]
+    reply = v1(http, "/v1/chat/completions", messages=asked, response_format=form)
+    assert reply.status_code == 400
+    assert "response_format" in reply.text
+    assert "'not'" in reply.text
+
+
 @pytest.mark.parametrize("form", [None, ""])
 def test_an_empty_format_is_none(http: httpx.Client, form: Any) -> None:
     assert chat(http, form, options={"num_predict": 3}).status_code == 200

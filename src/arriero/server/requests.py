@@ -45,12 +45,6 @@ def settle_think(model: OpenModel, think: Think) -> Think:
     return None
 
 
-def check_format(value: Any) -> None:
-    """Refuse a `format`: an answer in another form would be worse than none."""
-    if value not in (None, ""):
-        raise UnsupportedFeature("format is not in this version: leave it out, and ask for JSON in the prompt")
-
-
 MAX_IMAGES = 256
 """Of one request."""
 

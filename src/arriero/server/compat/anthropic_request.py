@@ -70,6 +70,7 @@ OWN = ("thinking", "tool_use", "tool_result", "document", "search_result")
 
 def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt:
     """The prompt of a request; raises InvalidRequest and UnsupportedFeature, naming the place."""
+    form_of(asked)
     return conversation_prompt(
         model,
         messages_of(model, asked.messages),

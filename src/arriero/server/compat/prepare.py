@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from arriero.chat.grammar import read_format
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.server.compat.fields import warn_once

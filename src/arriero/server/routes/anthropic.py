@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from arriero.errors import InvalidRequest
-from arriero.server.compat.anthropic_request import prompt_of
+from arriero.server.compat.anthropic_request import form_of, prompt_of
 from arriero.server.compat.anthropic_writer import MessageEvents
 from arriero.server.compat.prepare import open_model, prepare, stops_of
 from arriero.server.compat.sse import event, sse
@@ -59,6 +59,8 @@ async def _prepare(services: Services, asked: wire.MessagesRequest) -> Generatio
         asked.model,
         asked,
         lambda model: prompt_of(model, asked),
+        form=form_of(asked),
+        form_field="output_config.format",
         num_predict=asked.max_tokens,
         stop=stops_of(asked.stop_sequences, "stop_sequences"),
         temperature=asked.temperature,

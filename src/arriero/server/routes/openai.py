@@ -21,7 +21,6 @@ from arriero.server.completion import Generation, PromptMaker, generate
 from arriero.server.errors import scoped_body
 from arriero.server.models import OpenModel
 from arriero.server.prompts import FilledPrompt, TextPrompt
-from arriero.server.requests import check_format
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas import openai as wire
 from arriero.server.services import Services, services_of
@@ -58,7 +57,7 @@ async def embeddings_route(_request: Request) -> Response:
 
 
 async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> AsyncGenerator[wire.ChatReply, None]:
-    check_format(format_of(asked.response_format, "response_format"))
+    form = format_of(asked.response_format, "response_format")
 
     def make(model: OpenModel) -> PromptMaker:
         return conversation_prompt(
@@ -77,6 +76,8 @@ async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> 
         make,
         logprobs=asked.logprobs,
         top_logprobs=asked.top_logprobs or 0,
+        form=form,
+        form_field="response_format",
         num_predict=token_limit(
             limit, "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         ),

@@ -29,7 +29,6 @@ from arriero.server.completion import Generation, generate
 from arriero.server.errors import message_of
 from arriero.server.models import OpenModel
 from arriero.server.prompts import ConversationPrompt
-from arriero.server.requests import check_format
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas.responses import INCLUDES, RESPONSES, ResponseRequest
 from arriero.server.services import Services, services_of
@@ -122,7 +121,7 @@ def _check(asked: ResponseRequest) -> None:
         raise InvalidRequest(f"include holds {unknown[0][:80]!r}; it may hold {', '.join(INCLUDES)}")
     if asked.truncation not in ("auto", "disabled"):
         raise InvalidRequest('truncation must be "auto" or "disabled"')
-    check_format(format_of(asked.text.format, "text.format"))
+    format_of(asked.text.format, "text.format")
 
 
 def _history(store: ResponsesStore, asked: ResponseRequest) -> list[Item]:
@@ -170,6 +169,8 @@ async def _prepare(services: Services, asked: ResponseRequest, items: list[Item]
         lambda model: _prompt(model, asked, items),
         logprobs=_logprobs(asked),
         top_logprobs=asked.top_logprobs or 0,
+        form=format_of(asked.text.format, "text.format"),
+        form_field="text.format",
         num_predict=token_limit(asked.max_output_tokens, "max_output_tokens"),
         temperature=asked.temperature,
         top_p=asked.top_p,
