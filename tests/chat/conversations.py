@@ -139,7 +139,7 @@ _CONVERSATIONS: dict[str, tuple[list[Message], list[Tool]]] = {
 }  # fmt: skip
 GRID = {name: Conversation(messages=messages, tools=tools) for name, (messages, tools) in _CONVERSATIONS.items()}
 
-THINKS: tuple[Think, ...] = (None, True, False, "low", "high")
+THINKS: tuple[Think, ...] = (None, True, False, "low", "medium", "high")
 IMAGE_TOKENS = {
     "qwen3.5": "<|image_pad|>",
     "qwen3.8": "<|image_pad|>",

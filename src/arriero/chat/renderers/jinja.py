@@ -64,6 +64,7 @@ class JinjaRenderer:
         tools = [Tool(_guard(tool.definition, marks, self._control)) for tool in conversation.tools]
         arguments = self._arguments(tools, add_generation_prompt and not prefill, think)
         if isinstance(think, str):
+            arguments["medium_effort"] = think == "medium"
             arguments["reasoning_effort"] = self._probe(template).effort(think)
         text = self._accepted(template, messages, arguments, mark)
         if prefill:
