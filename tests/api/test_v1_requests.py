@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -401,3 +402,10 @@ def test_the_same_question_is_answered_alike_on_every_route(http: httpx.Client) 
     }
     assert found == {native["message"]["content"]}
     assert answer(http, "/v1/messages/count_tokens") == native["prompt_eval_count"]
+
+
+def test_the_page_of_these_apis_names_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "v1.md").read_text("utf-8")
+    for rules, _ in RULES:
+        for name in {*rules.honoured, *rules.ignored, *rules.refused}:
+            assert f"`{name}" in page, (rules.route, name)
