@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -36,9 +37,16 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(name: str) -> Model:
+@cache
+def loaded(name: str, kernels: str) -> Model:
+    """Once for each kind of kernels: a packed matrix is repacked for those that it is loaded with."""
+    del kernels
     return load_model(open_golden(name), mx.float32)
+
+
+@pytest.fixture
+def model(name: str, kernels: str) -> Model:
+    return loaded(name, kernels)
 
 
 @pytest.fixture(scope="module")
