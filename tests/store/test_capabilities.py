@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from arriero.store import manifests
+from arriero.store.capabilities import template_capabilities
 from arriero.store.manifests import ConfigBlob, Layer, Manifest
 from arriero.store.store import Store
 from tests.helpers.gguf_files import tokenizer_metadata, write_tiny_llama_gguf
@@ -88,3 +89,9 @@ def test_vision_is_said_of_models_whose_tower_we_load_whatever_the_list_says(sto
             build.put("m", Manifest.build(top, layers))
         expected = ["completion", "vision", "tools"] if sees else ["completion", "tools"]
         assert store.get("m").capabilities == expected
+
+
+@pytest.mark.parametrize("mark", ["[/THINK]", "<channel|>", "<|channel|>analysis", "</seed:think>", "<think></think>"])
+def test_thinking_is_seen_in_templates_of_every_kind(mark):
+    assert template_capabilities("{{ '" + mark + "' }}") == ["thinking"]
+    assert template_capabilities("{{ 'thinking' }}") == []

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from arriero.store.model import StoredModel
 
 log = logging.getLogger(__name__)
-_TOOLS_ONLY = "functiongemma gemma4-no-thinking lfm2 olmo3 qwen3 qwen3-coder qwen3-vl-instruct"
+_TOOLS_ONLY = "functiongemma gemma4-no-thinking generic lfm2 llama3 olmo3 qwen3 qwen3-coder qwen3-vl-instruct"
 _BOTH = (
-    "cogito cohere deepseek3 gemma4 glimmer glm-4.7 glm-ocr harmony laguna lfm2-thinking ministral nemotron-3-nano "
-    "nemotron-3.5-nano ornith poolside-v1 qwen3-thinking qwen3-vl-thinking qwen3.5"
+    "cogito cohere deepseek deepseek3 gemma4 glimmer glm glm-4.7 glm-ocr gpt-oss harmony kimi laguna lfm2-thinking "
+    "minimax ministral mistral nemotron-3-nano nemotron-3.5-nano ornith poolside-v1 qwen qwen3-thinking "
+    "qwen3-vl-thinking qwen3.5 qwen3.8 seed"
 )
 PARSER_CAPABILITIES: Mapping[str, tuple[str, ...]] = (
     dict.fromkeys(_TOOLS_ONLY.split(), ("tools",))
@@ -26,6 +27,9 @@ PARSER_CAPABILITIES: Mapping[str, tuple[str, ...]] = (
     | {"olmo3-think": ("thinking",), "passthrough": ()}
 )
 """What a built-in parser brings, by the names that Modelfiles and configuration blobs use."""
+
+_THINKING = ("[/THINK]", "<channel|>", "<|channel|>analysis", "</seed:think>")
+"""What templates write around thinking, beside the commonest tags."""
 
 
 def capabilities_of(model: StoredModel) -> list[str]:
@@ -88,7 +92,12 @@ def template_capabilities(jinja: str) -> list[str]:
     found = []
     if re.search(r"\btools\b", jinja):
         found.append("tools")
-    if ("<think>" in jinja and "</think>" in jinja) or re.search(r"""split\(\s*['"]</think>['"]\s*\)""", jinja):
+    others = any(mark in jinja for mark in _THINKING)
+    if (
+        others
+        or ("<think>" in jinja and "</think>" in jinja)
+        or re.search(r"""split\(\s*['"]</think>['"]\s*\)""", jinja)
+    ):
         found.append("thinking")
     return found
 
