@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import functools
 from pathlib import Path
 
 import mlx.core as mx
@@ -37,7 +37,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@cache
+@functools.cache
 def loaded(name: str, kernels: str) -> Model:
     """Once for each kind of kernels: a packed matrix is repacked for those that it is loaded with."""
     del kernels
