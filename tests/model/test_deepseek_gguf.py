@@ -168,7 +168,7 @@ def test_packed_matrices_of_the_heads_give_what_their_numbers_give(split: bool, 
     ]
     found, expected = (whole(model, ids(name)) for model in models)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
-    attention = models[0].layers[0].attention
+    attention = models[0].layers[0].mixer
     assert attention.value_up.weight.quantization == Quantization("affine", 8, 32)
     assert attention.key_up.weight.quantization is None
 

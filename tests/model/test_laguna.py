@@ -72,7 +72,7 @@ def test_a_gate_of_another_format_than_the_projections_gives_the_same_logits() -
     packed.tensors = {n: v for n, v in packed.tensors.items() if not n.endswith("_proj.bias")}
     mixed = packed.quantized(Quantization("affine", 8, 32), names="v_proj.weight")
     for checkpoint in (packed, mixed):
-        attention: Any = load_model(checkpoint.typed(), mx.float32).layers[0].attention  # type: ignore[attr-defined]
+        attention: Any = load_model(checkpoint.typed(), mx.float32).layers[0].mixer  # type: ignore[attr-defined]
         assert (attention.gate is None) == (checkpoint is packed)
     np.testing.assert_allclose(logits(mixed, name), logits(mixed.dequantized(), name), rtol=0, atol=2e-4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 import mlx.core as mx
@@ -12,16 +11,14 @@ import mlx.core as mx
 from arriero.kernels.topk import top_k
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache
-from arriero.model.layers.block import FeedForward
+from arriero.model.layers.block import PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.corrected_router import CorrectedRouter, CorrectedRouterConfig
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.left_out import draft_layers
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mla import LatentAttention, LatentConfig
-from arriero.model.layers.mlp import GatedMLP, activation
-from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.mlp import activation
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape
 from arriero.model.layers.summed_experts import ChooseExperts, SummedConfig, load_feed_forward
@@ -144,17 +141,8 @@ class SoftmaxRouter:
         return chosen, mx.take_along_axis(scores, chosen, axis=-1) * c.scale
 
 
-class Layer:
-    """`x += attention(norm(x)); x += feed_forward(norm(x))`."""
-
-    def __init__(
-        self, attention: LatentAttention, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm
-    ) -> None:
-        self.attention = attention
-        self.feed_forward = feed_forward
-        self.before = before
-        self.between = between
-        self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
+class Layer(PreNormBlock):
+    """Latent attention, and SwiGLU or a mixture of such experts."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
@@ -165,24 +153,9 @@ class Layer:
             kind = SoftmaxRouter if config.softmax else CorrectedRouter
             return kind.load(checkpoint, name, routing, hidden=hidden)
 
-        norm = partial(RMSNorm.load, checkpoint, dtype=dtype, eps=config.shape.eps, width=hidden)
-        return cls(
-            LatentAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope),
-            load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config.feed_forward, index, router),
-            norm(f"{prefix}.input_layernorm"),
-            norm(f"{prefix}.post_attention_layernorm"),
-        )
-
-    def new_cache(self) -> Cache:
-        """The attention's memory."""
-        return self.attention.new_cache()
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        branch = self.attention(self.before(x), batch, slot)
-        if self.gated is not None:
-            return self.gated(x, branch)
-        x, normed = self.between.of_sum(x, branch)
-        return x + self.feed_forward(normed)
+        attention = LatentAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope)
+        mlp = load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config.feed_forward, index, router)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps, width=hidden)
 
 
 class Model(Decoder):

@@ -77,9 +77,7 @@ class Layer(PreNormBlock):
     """Attention, and SwiGLU or a mixture of such experts."""
 
     @classmethod
-    def build(
-        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope
-    ) -> Self:
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
         """Tensors under `prefix`, e.g. `model.layers.0`."""
         attention = GroupedAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope)
         mlp = load_feed_forward(
@@ -90,7 +88,7 @@ class Layer(PreNormBlock):
             index,
             lambda name: CorrectedRouter.load(checkpoint, name, config.routing, hidden=config.shape.hidden),
         )
-        return cls.load(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps, width=config.shape.hidden)
 
 
 class Model(Decoder):
@@ -107,6 +105,6 @@ class Model(Decoder):
             dtype,
             shape,
             shape.facts(dtype, [config.attention] * shape.layers, config.rope),
-            lambda prefix, index: Layer.build(checkpoint, prefix, dtype, config, index, rope),
+            lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope),
             left_out=draft_layers(checkpoint, shape.architecture, shape.layers, config.drafts),
         )

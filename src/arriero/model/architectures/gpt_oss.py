@@ -11,12 +11,12 @@ import mlx.core as mx
 from arriero.model.architectures import check_config
 from arriero.model.architectures.gpt_oss_experts import ExpertsConfig, SparseMLP
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache
+from arriero.model.contract import Batch
 from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.block import PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
-from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape
 from arriero.runner.caches.full import KVCache
@@ -140,32 +140,16 @@ class SinkAttention:
         return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
-class Layer:
-    """`x += attention(norm(x)); x += experts(norm(x))`."""
-
-    def __init__(self, attention: SinkAttention, experts: SparseMLP, before: RMSNorm, between: RMSNorm) -> None:
-        self.attention = attention
-        self.experts = experts
-        self.before = before
-        self.between = between
+class Layer(PreNormBlock):
+    """Attention with sinks, and a mixture of experts."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
         """Tensors under `prefix`, e.g. `model.layers.0`."""
         shape = config.shape
-        before, between = (
-            RMSNorm.load(checkpoint, f"{prefix}.{name}", dtype, eps=shape.eps, width=shape.hidden)
-            for name in ("input_layernorm", "post_attention_layernorm")
-        )
         attention = SinkAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention[index], rope)
-        return cls(attention, SparseMLP.load(checkpoint, f"{prefix}.mlp", dtype, config.experts), before, between)
-
-    def new_cache(self) -> Cache:
-        return self.attention.new_cache()
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        x, normed = self.between.of_sum(x, self.attention(self.before(x), batch, slot))
-        return x + self.experts(normed)
+        mlp = SparseMLP.load(checkpoint, f"{prefix}.mlp", dtype, config.experts)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=shape.eps, width=shape.hidden)
 
 
 class Model(Decoder):

@@ -16,9 +16,9 @@ from arriero.errors import CheckpointError
 from arriero.kernels.device import fused
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache
+from arriero.model.contract import Batch
 from arriero.model.layers.attention import AttentionConfig, attend
-from arriero.model.layers.block import FeedForward
+from arriero.model.layers.block import FeedForward, PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.corrected_router import CorrectedRouter, CorrectedRouterConfig
 from arriero.model.layers.decoder import Decoder
@@ -342,15 +342,8 @@ def load_router(checkpoint: Checkpoint, prefix: str, config: CorrectedRouterConf
     return CorrectedRouter(config, linear, correction)
 
 
-class Layer:
-    """`x += attention(norm(x)); x += feed_forward(norm(x))`."""
-
-    def __init__(self, attention: GatedAttention, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm) -> None:
-        self.attention = attention
-        self.feed_forward = feed_forward
-        self.before = before
-        self.between = between
-        self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
+class Layer(PreNormBlock):
+    """Gated attention, and SwiGLU or a mixture of such experts."""
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
@@ -363,10 +356,6 @@ class Layer:
             mlp = GatedMLP.load(
                 checkpoint, f"{prefix}.mlp", dtype, hidden=shape.hidden, intermediate=shape.intermediate, bias=False
             )
-        before, between = (
-            RMSNorm.load(checkpoint, f"{prefix}.{name}", dtype, eps=shape.eps, width=shape.hidden)
-            for name in ("input_layernorm", "post_attention_layernorm")
-        )
         attention = GatedAttention.load(
             checkpoint,
             f"{prefix}.self_attn",
@@ -376,17 +365,7 @@ class Layer:
             eps=shape.eps,
             gating=config.gating[index],
         )
-        return cls(attention, mlp, before, between)
-
-    def new_cache(self) -> Cache:
-        return self.attention.new_cache()
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        branch = self.attention(self.before(x), batch, slot)
-        if self.gated is not None:
-            return self.gated(x, branch)
-        x, normed = self.between.of_sum(x, branch)
-        return x + self.feed_forward(normed)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=shape.eps, width=shape.hidden)
 
 
 class Model(Decoder):

@@ -65,7 +65,7 @@ class Layer(PreNormBlock):
     """Attention and SwiGLU."""
 
     @classmethod
-    def build(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, rope: Rope) -> Self:
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, rope: Rope) -> Self:
         """Tensors under `prefix`, e.g. `model.layers.0`."""
         attention = GroupedAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope)
         mlp = GatedMLP.load(
@@ -77,7 +77,7 @@ class Layer(PreNormBlock):
             activation=config.activation,
             bias=config.mlp_bias,
         )
-        return cls.load(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps, width=config.shape.hidden)
 
 
 class Model(Decoder):
@@ -93,5 +93,5 @@ class Model(Decoder):
             dtype,
             config.shape,
             config.shape.facts(dtype, [config.attention] * config.shape.layers, config.rope),
-            lambda prefix, _: Layer.build(checkpoint, prefix, dtype, config, rope),
+            lambda prefix, _: Layer.load(checkpoint, prefix, dtype, config, rope),
         )

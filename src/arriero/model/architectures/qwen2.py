@@ -61,9 +61,7 @@ class Layer(PreNormBlock):
     """Attention with biases, and SwiGLU."""
 
     @classmethod
-    def build(
-        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope
-    ) -> Self:
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
         """Tensors under `prefix`, e.g. `model.layers.0`."""
         attention = GroupedAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention[index], rope)
         mlp = GatedMLP.load(
@@ -75,7 +73,7 @@ class Layer(PreNormBlock):
             activation=config.activation,
             bias=False,
         )
-        return cls.load(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps, width=config.shape.hidden)
 
 
 class Model(Decoder):
@@ -91,5 +89,5 @@ class Model(Decoder):
             dtype,
             config.shape,
             config.shape.facts(dtype, config.attention, config.rope),
-            lambda prefix, index: Layer.build(checkpoint, prefix, dtype, config, index, rope),
+            lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope),
         )

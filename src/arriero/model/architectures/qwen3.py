@@ -69,13 +69,11 @@ class Layer(PreNormBlock):
     """Attention, and SwiGLU or a mixture of such experts."""
 
     @classmethod
-    def build(
-        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope
-    ) -> Self:
+    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
         """Tensors under `prefix`, e.g. `model.layers.0`."""
         attention = GroupedAttention.load(checkpoint, f"{prefix}.self_attn", dtype, config.attention[index], rope)
         mlp = load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config, index)
-        return cls.load(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps)
+        return cls.around(checkpoint, prefix, dtype, attention, mlp, eps=config.shape.eps, width=config.shape.hidden)
 
 
 def load_feed_forward(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int) -> FeedForward:
@@ -117,5 +115,5 @@ class Model(Decoder):
             dtype,
             config.shape,
             config.shape.facts(dtype, config.attention, config.rope),
-            lambda prefix, index: Layer.build(checkpoint, prefix, dtype, config, index, rope),
+            lambda prefix, index: Layer.load(checkpoint, prefix, dtype, config, index, rope),
         )

@@ -18,9 +18,9 @@ from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch, Cache
+from arriero.model.contract import Batch
 from arriero.model.layers.attention import AttentionConfig, attend
-from arriero.model.layers.block import FeedForward
+from arriero.model.layers.block import FeedForward, PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.delta_net import DeltaNetConfig, GatedDeltaNet
@@ -203,17 +203,8 @@ class GatedAttention:
         return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
-class Layer:
-    """`x += mixer(norm(x)); x += feed_forward(norm(x))`, the mixer a delta net or attention."""
-
-    def __init__(
-        self, mixer: GatedDeltaNet | GatedAttention, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm
-    ) -> None:
-        self.mixer = mixer
-        self.feed_forward = feed_forward
-        self.before = before
-        self.between = between
-        self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
+class Layer(PreNormBlock):
+    """A delta net or attention, and SwiGLU or a mixture of such experts."""
 
     @classmethod
     def load(
@@ -236,21 +227,10 @@ class Layer:
             mixer = GatedAttention.load(
                 checkpoint, f"{prefix}.self_attn", dtype, config.attention, rope, eps=shape.eps, baked=baked
             )
-        before, between = (
-            load_norm(checkpoint, f"{prefix}.{name}", dtype, shape.hidden, shape.eps, baked=baked)
-            for name in ("input_layernorm", "post_attention_layernorm")
+        mlp = load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config, index)
+        return cls.around(
+            checkpoint, prefix, dtype, mixer, mlp, eps=shape.eps, width=shape.hidden, centred=True, baked=baked
         )
-        return cls(mixer, load_feed_forward(checkpoint, f"{prefix}.mlp", dtype, config, index), before, between)
-
-    def new_cache(self) -> Cache:
-        return self.mixer.new_cache()
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        branch = self.mixer(self.before(x), batch, slot)
-        if self.gated is not None:
-            return self.gated(x, branch)
-        x, normed = self.between.of_sum(x, branch)
-        return x + self.feed_forward(normed)
 
 
 def load_norm(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, width: int, eps: float, *, baked: bool) -> RMSNorm:

@@ -314,7 +314,6 @@ class GroupedAttention:
             cache.commit(filled[2 * i], filled[2 * i + 1], length)
         return y
 
-
     def _with_images(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """The same, step by step, with attention that shows an image's tokens to each other."""
         c, part = self.config, self.part

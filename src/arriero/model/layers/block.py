@@ -13,6 +13,14 @@ from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
 
 
+class Mixer(Protocol):
+    """What lets tokens see others, with a memory of its own: attention or a recurrence."""
+
+    def new_cache(self) -> Cache: ...
+
+    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array: ...
+
+
 class FeedForward(Protocol):
     """`[T, hidden]` to `[T, hidden]`, each token by itself."""
 
@@ -20,43 +28,51 @@ class FeedForward(Protocol):
 
 
 class PreNormBlock:
-    """`x += attention(norm(x)); x += feed_forward(norm(x))`."""
+    """`x += mixer(norm(x)); x += feed_forward(norm(x))`.
 
-    def __init__(
-        self, attention: GroupedAttention, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm
-    ) -> None:
-        self.attention = attention
+    Grouped attention and gated networks take in the norm before them, and are one operation each then.
+    """
+
+    def __init__(self, mixer: Mixer, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm) -> None:
+        self.mixer = mixer
         self.feed_forward = feed_forward
-        self.before = before
+        self.before: RMSNorm | None = before
         self.between = between
-        attention.surround(before)
+        if isinstance(mixer, GroupedAttention):
+            mixer.surround(before)
+            self.before = None
         self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
 
     @classmethod
-    def load(
+    def around(
         cls,
         checkpoint: Checkpoint,
         prefix: str,
         dtype: mx.Dtype,
-        attention: GroupedAttention,
+        mixer: Mixer,
         feed_forward: FeedForward,
         *,
         eps: float,
+        width: int,
+        centred: bool = False,
+        baked: bool | None = None,
     ) -> Self:
-        """`input_layernorm` and `post_attention_layernorm` under `prefix`, around the parts given."""
-        width = attention.config.hidden
+        """The parts given, with `input_layernorm` and `post_attention_layernorm` under `prefix`.
+
+        `centred` and `baked` as `RMSNorm.load` takes them.
+        """
         before, between = (
-            RMSNorm.load(checkpoint, f"{prefix}.{name}", dtype, eps=eps, width=width)
+            RMSNorm.load(checkpoint, f"{prefix}.{name}", dtype, eps=eps, width=width, centred=centred, baked=baked)
             for name in ("input_layernorm", "post_attention_layernorm")
         )
-        return cls(attention, feed_forward, before, between)
+        return cls(mixer, feed_forward, before, between)
 
     def new_cache(self) -> Cache:
-        """The attention's memory."""
-        return self.attention.new_cache()
+        """The mixer's memory."""
+        return self.mixer.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        branch = self.attention(x, batch, slot)
+        branch = self.mixer(x if self.before is None else self.before(x), batch, slot)
         if self.gated is not None:
             return self.gated(x, branch)
         x, normed = self.between.of_sum(x, branch)
