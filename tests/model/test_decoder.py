@@ -214,3 +214,17 @@ def test_a_forward_writes_only_its_own_rows_caches() -> None:
     model.forward(batch)
     assert [cache.offset for cache in rows.caches[0] if cache] == [3, 3, 3]
     assert [cache.offset for cache in rows.caches[1] if cache] == [0, 0, 0]
+
+
+def test_the_scale_of_token_rows_is_rounded_to_their_type_as_in_training() -> None:
+    model = load_model(golden("gemma3").typed(), mx.bfloat16)
+    model.embedding_scale = 33.7  # type: ignore[attr-defined]
+    batch = Rows(model).batch([[3, 5, 8]])
+    rows, found = model.embed(batch.tokens), model.inputs(batch)  # type: ignore[attr-defined]
+    assert found.dtype == mx.bfloat16
+    scale = float(mx.array(33.7, mx.bfloat16))
+    assert scale != 33.7
+    np.testing.assert_array_equal(
+        np.array(found.astype(mx.float32)),
+        np.array((rows.astype(mx.float32) * scale).astype(mx.bfloat16).astype(mx.float32)),
+    )

@@ -13,6 +13,7 @@ import pytest
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.architectures import load_model
 from arriero.model.architectures.gemma4 import Config, Model
+from arriero.model.architectures.gemma4_inputs import KEY
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.attention import attend_to
 from arriero.model.weight import Quantization
@@ -366,3 +367,20 @@ def test_layers_that_are_not_listed_alternate_five_to_one_and_end_full() -> None
     config = golden("gemma4_31b").copy(layer_types=None, per_layer_config=None, num_hidden_layers=8).config
     assert Config.read(config).kinds == [SLIDING] * 5 + [FULL, SLIDING, FULL]
     assert Config.read(config | {"sliding_window_pattern": 3}).kinds == ([SLIDING] * 2 + [FULL]) * 2 + [SLIDING, FULL]
+
+
+def test_inputs_of_layers_are_normed_behind_their_division_by_the_root_of_the_width() -> None:
+    eps = 0.5
+    checkpoint = golden("gemma4_e2b").copy(rms_norm_eps=eps)
+    model, tensors = model_of(checkpoint), checkpoint.tensors
+    batch = Rows(model).batch([[3, 5, 8]])
+    x = model.inputs(batch)
+    weight, gain, table = (
+        np.array(tensors[f"model.{name}.weight"].astype(mx.float32))  # type: ignore[union-attr]
+        for name in ("per_layer_model_projection", "per_layer_projection_norm", "embed_tokens_per_layer")
+    )
+    split = (3, model.facts.layers, -1)
+    projected = (np.array(x) @ weight.T * model.facts.hidden_size**-0.5).reshape(split)
+    normed = projected / np.sqrt((projected**2).mean(-1, keepdims=True) + eps) * gain
+    of_token = table[[3, 5, 8]].reshape(split) * projected.shape[-1] ** 0.5
+    np.testing.assert_allclose(np.array(batch.memo[KEY]), (normed + of_token) * 0.5**0.5, atol=1e-5)
