@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arriero.chat.parsers.events import Content, Event, Parser, Thinking
+from arriero.chat.parsers.marks import ThinkingTags
 from arriero.chat.parsers.passthrough import PassthroughParser
-from arriero.chat.parsers.reply import ReplyParser, ThinkingTags
+from arriero.chat.parsers.reply import ReplyParser
 from tests.chat.test_text import splits
 
 

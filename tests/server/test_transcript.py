@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arriero.chat.parsers.marks import ThinkingTags
 from arriero.chat.parsers.passthrough import PassthroughParser
-from arriero.chat.parsers.reply import ReplyParser, ThinkingTags
+from arriero.chat.parsers.reply import ReplyParser
 from arriero.chat.tokenizer import Tokenizer
 from arriero.runner.messages import TokenLogprob
 from arriero.server.completion import join_deltas
@@ -98,7 +99,10 @@ def test_thinking_then_text_with_loose_brackets_loses_nothing(tokenizer, sizes, 
 
 
 def test_a_partial_tag_at_the_end_is_flushed_to_the_right_field(tokenizer):
-    assert folded(run(tokenizer, list(b"plan </thi"), parser=ReplyParser("<think>", tags=ThinkingTags())))[:2] == ("plan </thi", "")
+    assert folded(run(tokenizer, list(b"plan </thi"), parser=ReplyParser("<think>", tags=ThinkingTags())))[:2] == (
+        "plan </thi",
+        "",
+    )
 
 
 def test_hidden_tokens_have_no_text_but_their_log_probability(tokenizer):

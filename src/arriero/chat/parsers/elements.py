@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from arriero.chat.messages import ToolCall
+from arriero.chat.parsers.marks import past_space, reach_any
 from arriero.chat.parsers.offered import OfferedTools
-from arriero.chat.parsers.syntax import Done, Failed, Outcome, past_space, reach_any
+from arriero.chat.parsers.syntax import Done, Failed, Outcome
 
 
 @dataclass(frozen=True, slots=True)

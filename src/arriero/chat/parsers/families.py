@@ -12,11 +12,12 @@ from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.gemma_calls import GemmaReader
 from arriero.chat.parsers.harmony import HarmonyParser
 from arriero.chat.parsers.json_calls import JsonReader, NamedJsonReader
+from arriero.chat.parsers.marks import ThinkingTags, reach
 from arriero.chat.parsers.offered import OfferedTools
 from arriero.chat.parsers.passthrough import PassthroughParser
 from arriero.chat.parsers.pythonic import PythonicReader
-from arriero.chat.parsers.reply import ReplyParser, ThinkingTags
-from arriero.chat.parsers.syntax import Choice, Failed, Reader, reach
+from arriero.chat.parsers.reply import ReplyParser
+from arriero.chat.parsers.syntax import Choice, Failed, Reader
 
 ReaderMaker = Callable[[int, OfferedTools], Reader]
 

@@ -10,6 +10,7 @@ from typing import Literal
 from arriero.chat.messages import Tool, ToolCall
 from arriero.chat.parsers.events import Content, Event, Thinking, ToolCallEvent
 from arriero.chat.parsers.json_calls import arguments_of
+from arriero.chat.parsers.marks import overlap
 from arriero.chat.parsers.offered import OfferedTools
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class HarmonyParser:
             return self._header()
         found = _END.search(self._text, self._looked)
         if found is None:
-            keep = max(_overlap(self._text, mark) for mark in _ENDS)
+            keep = max(overlap(self._text, mark) for mark in _ENDS)
             self._looked = len(self._text) - keep
             if self._kind != "call" and self._looked:
                 self._say(self._text[: self._looked], events)
@@ -156,10 +157,3 @@ def _plausible(header: str, *, whole: bool) -> bool:
     return all(
         any(f"<{part}".startswith(mark) or mark.startswith(f"<{part}") for mark in _IN_HEADER) for part in others
     )
-
-
-def _overlap(text: str, mark: str) -> int:
-    for size in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
-    return 0

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from arriero.chat.messages import ToolCall
 from arriero.chat.parsers.json_scan import JsonScan
+from arriero.chat.parsers.marks import past_space, reach
 from arriero.chat.parsers.offered import OfferedTools
-from arriero.chat.parsers.syntax import Done, Failed, Outcome, past_space, reach
+from arriero.chat.parsers.syntax import Done, Failed, Outcome
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters", "args")

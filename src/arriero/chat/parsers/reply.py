@@ -13,15 +13,14 @@ The rules, the same for every family:
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from arriero.chat.messages import Tool
 from arriero.chat.parsers.events import Content, Event, Thinking, ToolCallEvent
+from arriero.chat.parsers.marks import ThinkingTags, Thoughts, overlap, past_space, reach, reach_any, search
 from arriero.chat.parsers.offered import OfferedTools
-from arriero.chat.parsers.syntax import Done, Failed, Outcome, Reader, Syntax, past_space, reach, reach_any
+from arriero.chat.parsers.syntax import Done, Failed, Outcome, Reader, Syntax
 
 log = logging.getLogger(__name__)
 
@@ -30,33 +29,6 @@ _MOST_FAILURES = 64
 """Attempts at calls that may fail in one reply before no more are looked for: it bounds the time that they take."""
 
 _State = Literal["start", "thinking", "after", "lead", "content", "call", "inner", "drafted"]
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingTags:
-    """What stands around thinking."""
-
-    opening: str = "<think>"
-    closing: str = "</think>"
-    label: str = ""
-    """What follows the opening tag and is left out (a channel's name)."""
-    anywhere: bool = False
-    """Whether thinking may begin behind content; else the tag counts at the beginning of the reply only."""
-
-    @property
-    def whole(self) -> str:
-        """Opening tag and label."""
-        return self.opening + self.label
-
-
-@dataclass(frozen=True, slots=True)
-class Thoughts:
-    """Where a reply may think before it answers."""
-
-    opening: str
-    closing: str
-    opened: bool
-    """The prompt has begun the thinking."""
 
 
 class ReplyParser:
@@ -101,6 +73,11 @@ class ReplyParser:
     def call_openings(self) -> tuple[str, ...]:
         """What calls begin with; none without tools on offer."""
         return self._openings
+
+    @property
+    def call_leads(self) -> tuple[str, ...]:
+        """What calls begin with before anything else of the answer."""
+        return self._syntax.leads if self._syntax is not None else ()
 
     def _thoughts(self) -> Thoughts | None:
         if self._tags is None or self._thought or (self._state == "lead" and not self._tags.anywhere):
@@ -157,8 +134,8 @@ class ReplyParser:
         thinking = (tags.opening,) if tags is not None and tags.anywhere else ()
         self._content_marks = (*self._openings, *thinking, *self._silent)
         self._thinking_marks = (tags.closing, *self._openings) if tags is not None else ()
-        self._content_search = _search(self._content_marks)
-        self._thinking_search = _search(self._thinking_marks)
+        self._content_search = search(self._content_marks)
+        self._thinking_search = search(self._thinking_marks)
 
     def _advance(self, events: list[Event]) -> bool:
         """One move of the machine; False when more text is needed."""
@@ -296,7 +273,7 @@ class ReplyParser:
 
     def _let_go(self, kind: type[Content | Thinking], marks: Sequence[str], events: list[Event]) -> None:
         """Give out what can't be part of a mark, or of the white space before one."""
-        keep = max((_overlap(self._text, mark) for mark in marks), default=0)
+        keep = max((overlap(self._text, mark) for mark in marks), default=0)
         body = len(self._text[: len(self._text) - keep].rstrip())
         if body:
             events.append(kind(self._text[:body]))
@@ -386,17 +363,3 @@ class ReplyParser:
         if not self._warned:
             self._warned = True
             log.warning("the reply holds what looks like a tool call and can't be read as one; it is sent as text")
-
-
-def _search(marks: Sequence[str]) -> re.Pattern[str] | None:
-    if not marks:
-        return None
-    return re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `mark`."""
-    for size in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
-    return 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from arriero.chat.messages import ToolCall
+from arriero.chat.parsers.marks import past_space
 from arriero.chat.parsers.offered import OfferedTools
-
-_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +81,3 @@ class Choice:
 
     def finish(self, text: str) -> Outcome:
         return Failed() if self._chosen is None else self._chosen.finish(text)
-
-
-def reach(text: str, at: int, word: str) -> bool | None:
-    """Whether `word` stands at a place; None when the text ends before that is known."""
-    piece = text[at : at + len(word)]
-    if piece == word:
-        return True
-    return None if len(piece) < len(word) and word.startswith(piece) else False
-
-
-def reach_any(text: str, at: int, words: tuple[str, ...]) -> str | bool | None:
-    """Which of `words` stands at a place; False for none; None when the text ends before that is known."""
-    waiting = False
-    for word in words:
-        found = reach(text, at, word)
-        if found:
-            return word
-        waiting = waiting or found is None
-    return None if waiting else False
-
-
-def past_space(text: str, at: int) -> int:
-    """The first place from `at` on that is no white space."""
-    space = _SPACE.match(text, at)
-    assert space is not None
-    return space.end()
