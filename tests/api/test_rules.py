@@ -332,6 +332,14 @@ def test_a_context_sent_back_continues_the_conversation(http):
     assert text.count("Be brief.") == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_tokens_that_were_known_have_a_figure_of_their_own(http, stream):
+    reply = generate(http, say("x", cached_tokens=3), stream=stream)
+    last = lines(reply)[-1]
+    assert (last["prompt_cached_count"], last["prompt_eval_count"] > 3) == (3, True)
+    assert "prompt_cached_count" not in generate(http, say("x")).json()
+
+
 def test_an_empty_context_is_none_and_a_foreign_one_is_refused(http):
     assert generate(http, say("x"), context=[]).json()["response"] == "x"
     assert "99999" in error(generate(http, "x", context=[1, 99999]))

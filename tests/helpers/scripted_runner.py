@@ -55,6 +55,8 @@ class Reply(msgspec.Struct, kw_only=True):
     crash_line: str = "scripted crash"
     endless: bool = False
     """Repeat the tokens until `max_tokens`."""
+    cached_tokens: int = 0
+    """Prompt tokens that it says it knew already."""
 
 
 class Script(msgspec.Struct, kw_only=True):
@@ -236,7 +238,7 @@ class ScriptedRunner:
             id=row.request.id,
             reason=reason,
             prompt_tokens=len(row.request.tokens),
-            cached_tokens=0,
+            cached_tokens=row.reply.cached_tokens,
             generated_tokens=row.sent,
             prefill_ns=1000,
             decode_ns=time.monotonic_ns() - row.began,
