@@ -123,9 +123,11 @@ _KIMI_HEADER = (
     r"\s{0,8}(?:functions\.)?(?P<name>[\w.-]{1,128}?)(?::\d{1,6})?\s{0,8}<\|tool_call_argument_begin\|>\s{0,8}(?=\{)"
 )
 _BARE = {"{": _bare_json("{"), "[": _bare_json("[")}
+_FENCED = {"```json": _bare_json("```json", "```")}
 _THINK = ThinkingTags()
 
-_TAGGED = Openings({"<tool_call>": _tool_call, "<function=": _bare_function})
+# Small models often leave the tags out.
+_TAGGED = Openings({"<tool_call>": _tool_call, "<function=": _bare_function}, _BARE | _FENCED)
 _DEEPSEEK = Openings(
     {
         "<｜tool▁call▁begin｜>": _named(_DEEPSEEK_HEADER, r"\s*(?:```)?\s*<｜tool▁call▁end｜>"),
@@ -189,7 +191,7 @@ FAMILIES: Mapping[str, Family] = {
                 "<|tool_call|>": _json("<|/tool_call|>"),
                 "<TOOLCALL>": _json("</TOOLCALL>"),
             },
-            _BARE | {"```json": _bare_json("```json", "```")},
+            _BARE | _FENCED,
         ),
     ),
     "passthrough": Family(),
