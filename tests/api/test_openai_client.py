@@ -130,10 +130,21 @@ def test_no_tools_are_offered_when_none_may_be_chosen(server: LiveServer, client
     assert reply.usage.prompt_tokens < with_tools.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "save_note"}}])
-def test_a_call_that_can_not_be_enforced_is_refused(server: LiveServer, client: openai.OpenAI, choice: object) -> None:
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("maybe", "tool_choice must be"),
+        ({"type": "function", "function": {"name": "other"}}, "no function 'other'"),
+        ({"type": "custom", "custom": {"name": "save_note"}}, "'custom' is not supported"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": [NOTE]}}, "mode must be"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}, "a call needs tools"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(
+    server: LiveServer, client: openai.OpenAI, choice: object, words: str
+) -> None:
     model = put_agent(server)
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+    with pytest.raises(openai.BadRequestError, match=words):
         client.chat.completions.create(model=model, messages=user("x"), tools=[NOTE], tool_choice=choice)
 
 

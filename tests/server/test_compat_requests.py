@@ -265,7 +265,7 @@ def test_only_our_own_sealed_thoughts_are_opened(sealed: Any, thought: str) -> N
 def test_tools_are_brought_to_one_form() -> None:
     flat = {"type": "function", "name": "ls", "description": "d", "parameters": {"type": "object"}, "strict": True}
     nested = {"type": "namespace", "name": "fs", "tools": [flat]}
-    function = {"name": "ls", "description": "d", "parameters": {"type": "object"}}
+    function = {"name": "ls", "description": "d", "parameters": {"type": "object"}, "strict": True}
     assert responses_request.definitions_of([flat, nested, NOTE, {"type": "web_search"}]) == [
         {"type": "function", "function": function},
         {"type": "function", "function": function | {"name": "fs.ls"}},

@@ -25,6 +25,8 @@ class Format(msgspec.Struct, frozen=True):
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    alone: bool = False
+    """Nothing may stand in its place, not even a call."""
 
 
 def read_format(value: Any, field: str = "format") -> Format | None:
@@ -63,7 +65,7 @@ def grammar_for(wanted: Format, parser: Parser) -> Grammar:
             thoughts = Thoughts(opening=b"", closing=_FINAL, opened=True)
         calls_stop = parser.has_tools
     elif isinstance(parser, ReplyParser):
-        calls = [opening.encode() for opening in parser.call_openings]
+        calls = [] if wanted.alone else [opening.encode() for opening in parser.call_openings]
         found = parser.thoughts
         if found is not None:
             thoughts = Thoughts(opening=found.opening.encode(), closing=re.escape(found.closing), opened=found.opened)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from arriero.chat.messages import Message, Think, Tool, ToolCall
+from arriero.chat.messages import Message, Think, ToolCall
 from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.server.compat.fields import warn_once
 from arriero.server.compat.parts import Content, Part, PartKinds, text_field
-from arriero.server.compat.prepare import conversation_prompt, refuse_forced_call, think_of_effort
+from arriero.server.compat.prepare import ForcedCall, Offer, offer_prompt, think_of_effort
 from arriero.server.models import OpenModel
 from arriero.server.prompts import ConversationPrompt
 from arriero.server.requests import tools_of
@@ -68,13 +68,13 @@ OWN = ("thinking", "tool_use", "tool_result", "document", "search_result")
 """Blocks that are more than a piece of a text."""
 
 
-def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt:
+def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt | ForcedCall:
     """The prompt of a request; raises InvalidRequest and UnsupportedFeature, naming the place."""
     form_of(asked)
-    return conversation_prompt(
+    return offer_prompt(
         model,
         messages_of(model, asked.messages),
-        tools=_offered(model, asked.tools, asked.tool_choice),
+        _offer(model, asked.tools, asked.tool_choice),
         think=think_of(asked),
         system=system_of(asked.system),
         truncate=asked.truncate,
@@ -211,10 +211,8 @@ def _kind(block: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _offered(model: OpenModel, tools: Sequence[dict[str, Any]], choice: ToolChoice) -> list[Tool]:
-    if choice.type in ("any", "tool"):
-        raise refuse_forced_call("tool_choice", f"type {choice.type!r}")
-    if choice.type not in ("auto", "none"):
+def _offer(model: OpenModel, tools: Sequence[dict[str, Any]], choice: ToolChoice) -> Offer:
+    if choice.type not in ("auto", "none", "any", "tool"):
         raise InvalidRequest('tool_choice.type must be "auto", "none", "any" or "tool"')
     definitions = []
     for index, tool in enumerate(tools):
@@ -226,6 +224,13 @@ def _offered(model: OpenModel, tools: Sequence[dict[str, Any]], choice: ToolChoi
         if tool.get("description") is not None:
             function["description"] = tool["description"]
         schema = tool.get("input_schema")
+        if tool.get("strict") is True:
+            function["strict"] = True
         function["parameters"] = schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
         definitions.append({"type": "function", "function": function})
-    return [] if choice.type == "none" else tools_of(model, definitions)
+    if choice.type == "none":
+        return Offer([])
+    offer = Offer(tools_of(model, definitions))
+    if choice.type == "auto":
+        return offer
+    return offer.force(choice.name if choice.type == "tool" else None, "tool_choice")

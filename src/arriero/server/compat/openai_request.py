@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from arriero.chat import messages as chat
-from arriero.chat.messages import Think, Tool
-from arriero.errors import InvalidRequest
+from arriero.chat.messages import Think
+from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.server.compat.fields import warn_once
 from arriero.server.compat.parts import Part, PartKinds
-from arriero.server.compat.prepare import refuse_forced_call, think_of_effort
+from arriero.server.compat.prepare import Offer, think_of_effort
 from arriero.server.models import OpenModel
 from arriero.server.requests import tools_of
 from arriero.server.schemas.openai import ChatMessage, ChatRequest, PastCall
@@ -100,33 +100,45 @@ def functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def offered(model: OpenModel, tools: Sequence[dict[str, Any]], choice: Any) -> list[Tool]:
+def offer_of(model: OpenModel, tools: Sequence[dict[str, Any]], choice: Any) -> Offer:
     """The tools that the model is shown, after `tool_choice`.
 
-    Raises UnsupportedFeature for a model that can't call tools, and for a choice that forces a call.
+    Raises UnsupportedFeature for a model that can't call tools, InvalidRequest for a choice that means nothing.
     """
     if choice == "none":
-        return []
-    found = tools_of(model, functions(tools))
+        return Offer([])
+    offer = Offer(tools_of(model, functions(tools)))
     if choice in (None, "auto"):
-        return found
-    kind = choice.get("type") if isinstance(choice, dict) else choice
+        return offer
+    if choice == "required":
+        return offer.force(None, "tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
-        allowed = choice.get("allowed_tools", choice)
-        return _allowed(found, allowed)
-    if choice == "required" or kind in ("function", "custom"):
-        raise refuse_forced_call("tool_choice", f"{'a named tool' if isinstance(choice, dict) else choice!r}")
+        return _allowed(offer, choice.get("allowed_tools", choice))
+    if kind == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str):
+            return offer.force(name, "tool_choice")
+        raise InvalidRequest("tool_choice.function.name is missing")
+    if isinstance(kind, str) and kind:
+        raise UnsupportedFeature(f"tool_choice of type '{kind[:80]}' is not supported: only functions can be chosen")
     raise InvalidRequest('tool_choice must be "none", "auto", "required", or an object that names tools')
 
 
-def _allowed(tools: list[Tool], allowed: Any) -> list[Tool]:
+def _allowed(offer: Offer, allowed: Any) -> Offer:
     entries = allowed.get("tools") if isinstance(allowed, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise InvalidRequest("tool_choice.allowed_tools.tools must be a list of tools")
-    if allowed.get("mode", "auto") != "auto":
-        raise refuse_forced_call("tool_choice.allowed_tools.mode", repr(allowed["mode"]))
-    names = {(entry.get("function") or entry).get("name") for entry in entries}
-    return [tool for tool in tools if tool.name in names]
+    functions = [entry.get("function", entry) for entry in entries]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    narrowed = Offer([tool for tool in offer.tools if tool.name in names])
+    mode = allowed.get("mode", "auto")
+    if mode == "required":
+        return narrowed.force(None, "tool_choice.allowed_tools")
+    if mode != "auto":
+        raise InvalidRequest('tool_choice.allowed_tools.mode must be "auto" or "required"')
+    return narrowed
 
 
 def format_of(value: Any, where: str) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from arriero.chat.grammar import read_format
+from arriero.chat.forced import call_format
+from arriero.chat.grammar import Format, read_format
 from arriero.chat.messages import Conversation, Message, Think, Tool
-from arriero.errors import InvalidRequest, UnsupportedFeature
+from arriero.errors import InvalidRequest
 from arriero.server.compat.fields import warn_once
 from arriero.server.completion import Generation, PromptMaker
 from arriero.server.models import OpenModel
@@ -69,17 +71,19 @@ async def prepare(
     services: Services,
     name: str,
     asked: Extensions,
-    make: Callable[[OpenModel], PromptMaker],
+    make: Callable[[OpenModel], PromptMaker | ForcedCall],
     *,
     logprobs: bool = False,
     top_logprobs: int = 0,
     form: Any = None,
     form_field: str = "format",
+    parallel: bool = True,
     **options: Any,
 ) -> Generation:
     """The generation that a request asks for; `form` is the native API's `format`, by the name that errors give it.
 
-    `options` are the API's own fields under our names, None = not given.
+    `options` are the API's own fields under our names, None = not given. `parallel` is whether a reply that must be a
+    call may hold several.
 
     Raises what opening the model, `make` and the options raise.
     """
@@ -93,12 +97,18 @@ async def prepare(
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
+    made = await asyncio.to_thread(make, model)
+    wanted = await asyncio.to_thread(read_format, form, form_field)
+    if isinstance(made, ForcedCall):
+        # A reply that must be a call has no content that could have another form.
+        wanted = await asyncio.to_thread(made.format, parallel)
+        made = made.prompt
     return Generation(
         model=model,
-        prompt=await asyncio.to_thread(make, model),
+        prompt=made,
         parameters=parameters,
         keep_alive=keep_alive_of(asked.keep_alive),
-        format=await asyncio.to_thread(read_format, form, form_field),
+        format=wanted,
     )
 
 
@@ -126,6 +136,48 @@ def stops_of(value: Any, where: str) -> list[str] | None:
     return texts
 
 
-def refuse_forced_call(where: str, what: str) -> UnsupportedFeature:
-    """The error for a request that a call must be made, which nothing here could enforce."""
-    return UnsupportedFeature(f'{where}: {what} is not in this version, as a call can\'t be enforced; use "auto"')
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools that a model is shown, and those of which it must call one; none = it may do as it likes."""
+
+    tools: list[Tool]
+    forced: tuple[Tool, ...] = ()
+
+    def force(self, name: str | None, where: str) -> Offer:
+        """The same with a call of any tool, or of the one with a name; InvalidRequest when there is none."""
+        forced = tuple(tool for tool in self.tools if name is None or tool.name == name)
+        if not forced:
+            wanted = "a call needs tools" if name is None else f"there is no function '{name[:80]}' among the tools"
+            raise InvalidRequest(f"{where}: {wanted}")
+        return Offer(self.tools, forced)
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """A prompt that must be answered by a call of one of some tools."""
+
+    prompt: ConversationPrompt
+    tools: tuple[Tool, ...]
+
+    def format(self, parallel: bool) -> Format:
+        """What the reply must be; may take a fraction of a second."""
+        return call_format(self.prompt.parser(), self.tools, many=parallel)
+
+
+def offer_prompt(
+    model: OpenModel,
+    messages: Sequence[Message],
+    offer: Offer,
+    *,
+    think: Think = None,
+    system: str | None = None,
+    truncate: bool = False,
+) -> ConversationPrompt | ForcedCall:
+    """As `conversation_prompt`, with tools."""
+    prompt = conversation_prompt(model, messages, tools=offer.tools, think=think, system=system, truncate=truncate)
+    return ForcedCall(prompt, offer.forced) if offer.forced else prompt
+
+
+def unforced(made: ConversationPrompt | ForcedCall) -> ConversationPrompt:
+    """The prompt alone."""
+    return made.prompt if isinstance(made, ForcedCall) else made

@@ -204,15 +204,16 @@ def definitions_of(tools: Sequence[Part]) -> list[dict[str, Any]]:
             found += definitions_of([one | {"name": f"{space}.{text_field(one, 'name', place)}"} for one in members])
         elif kind in (None, "function"):
             inner = tool.get("function")
-            function = (
-                inner
-                if isinstance(inner, dict)
-                else {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-            )
-            found.append({"type": "function", "function": function})
+            found.append({"type": "function", "function": inner if isinstance(inner, dict) else _function(tool)})
         else:
             found.append(tool)
     return found
+
+
+def _function(tool: Part) -> dict[str, Any]:
+    names = ("name", "description", "parameters")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return function | ({"strict": True} if tool.get("strict") is True else {})
 
 
 def namespaces_of(tools: Sequence[Part]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from arriero.errors import InvalidRequest
 from arriero.server.compat.anthropic_request import form_of, prompt_of
 from arriero.server.compat.anthropic_writer import MessageEvents
-from arriero.server.compat.prepare import open_model, prepare, stops_of
+from arriero.server.compat.prepare import open_model, prepare, stops_of, unforced
 from arriero.server.compat.sse import event, sse
 from arriero.server.completion import Generation, generate
 from arriero.server.errors import scoped_body
@@ -46,7 +46,7 @@ async def count_route(request: Request) -> Response:
 
     async def count() -> int:
         model = await open_model(services, asked.model)
-        return len(await asyncio.to_thread(lambda: prompt_of(model, asked).whole()))
+        return len(await asyncio.to_thread(lambda: unforced(prompt_of(model, asked)).whole()))
 
     return json_reply({"input_tokens": await while_connected(request.receive, count())})
 
@@ -61,6 +61,7 @@ async def _prepare(services: Services, asked: wire.MessagesRequest) -> Generatio
         lambda model: prompt_of(model, asked),
         form=form_of(asked),
         form_field="output_config.format",
+        parallel=not asked.tool_choice.disable_parallel_tool_use,
         num_predict=asked.max_tokens,
         stop=stops_of(asked.stop_sequences, "stop_sequences"),
         temperature=asked.temperature,

@@ -12,9 +12,16 @@ from starlette.routing import Route
 
 from arriero.chat.messages import Message
 from arriero.errors import InvalidRequest, UnsupportedFeature
-from arriero.server.compat.openai_request import format_of, messages_of, offered, think_of_request
+from arriero.server.compat.openai_request import format_of, messages_of, offer_of, think_of_request
 from arriero.server.compat.openai_writer import ChatChunks, TextChunks, whole_chat, whole_text
-from arriero.server.compat.prepare import conversation_prompt, prepare, stops_of, token_limit
+from arriero.server.compat.prepare import (
+    ForcedCall,
+    conversation_prompt,
+    offer_prompt,
+    prepare,
+    stops_of,
+    token_limit,
+)
 from arriero.server.compat.sse import DONE, event, sse
 from arriero.server.compat.token_prompt import TokenPrompt
 from arriero.server.completion import Generation, PromptMaker, generate
@@ -59,11 +66,11 @@ async def embeddings_route(_request: Request) -> Response:
 async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> AsyncGenerator[wire.ChatReply, None]:
     form = format_of(asked.response_format, "response_format")
 
-    def make(model: OpenModel) -> PromptMaker:
-        return conversation_prompt(
+    def make(model: OpenModel) -> PromptMaker | ForcedCall:
+        return offer_prompt(
             model,
             messages_of(model, asked.messages),
-            tools=offered(model, asked.tools, asked.tool_choice),
+            offer_of(model, asked.tools, asked.tool_choice),
             think=think_of_request(asked),
             truncate=asked.truncate,
         )
@@ -78,6 +85,7 @@ async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> 
         top_logprobs=asked.top_logprobs or 0,
         form=form,
         form_field="response_format",
+        parallel=asked.parallel_tool_calls,
         num_predict=token_limit(
             limit, "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         ),

@@ -12,8 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from arriero.errors import InvalidRequest, NotFound, UnsupportedFeature
-from arriero.server.compat.openai_request import format_of, offered
-from arriero.server.compat.prepare import conversation_prompt, open_model, prepare, think_of_effort, token_limit
+from arriero.server.compat.openai_request import format_of, offer_of
+from arriero.server.compat.prepare import (
+    ForcedCall,
+    offer_prompt,
+    open_model,
+    prepare,
+    think_of_effort,
+    token_limit,
+    unforced,
+)
 from arriero.server.compat.responses_request import (
     Item,
     definitions_of,
@@ -77,7 +85,7 @@ async def count_route(request: Request) -> Response:
 
     async def count() -> int:
         model = await open_model(services, asked.model)
-        return len(await asyncio.to_thread(lambda: _prompt(model, asked, items).whole()))
+        return len(await asyncio.to_thread(lambda: unforced(_prompt(model, asked, items)).whole()))
 
     tokens = await while_connected(request.receive, count())
     return json_reply({"object": "response.input_tokens", "input_tokens": tokens})
@@ -146,11 +154,11 @@ def _resolved(known: dict[Any, Item], item: Item) -> Item:
     return found
 
 
-def _prompt(model: OpenModel, asked: ResponseRequest, items: list[Item]) -> ConversationPrompt:
-    return conversation_prompt(
+def _prompt(model: OpenModel, asked: ResponseRequest, items: list[Item]) -> ConversationPrompt | ForcedCall:
+    return offer_prompt(
         model,
         messages_of(model, items),
-        tools=offered(model, definitions_of(asked.tools), asked.tool_choice),
+        offer_of(model, definitions_of(asked.tools), asked.tool_choice),
         think=think_of_effort(asked.reasoning.effort, "reasoning.effort"),
         system=asked.instructions or None,
         truncate=asked.truncate or asked.truncation == "auto",
@@ -171,6 +179,7 @@ async def _prepare(services: Services, asked: ResponseRequest, items: list[Item]
         top_logprobs=asked.top_logprobs or 0,
         form=format_of(asked.text.format, "text.format"),
         form_field="text.format",
+        parallel=asked.parallel_tool_calls,
         num_predict=token_limit(asked.max_output_tokens, "max_output_tokens"),
         temperature=asked.temperature,
         top_p=asked.top_p,

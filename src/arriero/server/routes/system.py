@@ -49,8 +49,6 @@ _NOT_SERVED = {
     "/api/pull": "is not in this version: create the model from a local folder or GGUF file with 'arriero create', "
     "or pull it with Ollama, whose store is read in place",
     "/api/push": "is not in this version",
-    "/api/embed": "is not in this version: no embedding models are served",
-    "/api/embeddings": "is not in this version: no embedding models are served",
 }
 
 ROUTES = [
