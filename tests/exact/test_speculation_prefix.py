@@ -50,7 +50,9 @@ def told(model: Model, head: Draft, tokens: list[int], length: int) -> list[np.n
 
 def decoding(engine: Engine) -> list[np.ndarray]:
     """The head's cache when the only row begins to decode."""
-    while not engine._rows or engine._rows[0].prompt_left:
+    for _ in range(50):
+        if engine._rows and not engine._rows[0].prompt_left:
+            break
         engine.step()
     return cache_bits(engine._rows[0].session.caches)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
 from typing import Any
@@ -198,6 +199,36 @@ class Constraint:
             self._allow_opening(mask)
             return mask
         return self._in_grammar()
+
+    def ahead(self, drafts: Sequence[int]) -> list[np.ndarray]:
+        """What may come next, and behind each of `drafts` that may stand there: bool `[size]` each, nothing changes.
+
+        As many and one more as drafts are worth judging: the reply goes on behind each of them. Empty where it can't go
+        on at all, which `allowed` says.
+        """
+        if self._mask is not None:
+            self._mask.exception()  # waits: the matcher is the other thread's until then
+        walker = copy.copy(self)
+        walker._matcher = self._matcher.deep_copy()
+        masks: list[np.ndarray] = []
+        for draft in drafts:
+            mask = walker._next()
+            if mask is None:
+                return masks
+            masks.append(mask)
+            if not mask[draft]:
+                return masks
+            walker.advance(draft)
+        last = walker._next()
+        return masks if last is None else [*masks, last]
+
+    def _next(self) -> np.ndarray | None:
+        """What may come next; None where nothing can."""
+        try:
+            mask = None if self.complete else self.allowed()
+        except ArrieroError:
+            return None
+        return None if self.complete else mask
 
     def _in_grammar(self) -> np.ndarray:
         assert self._mask is not None

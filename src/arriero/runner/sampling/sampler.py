@@ -150,11 +150,14 @@ class Sampler:
         found = logprobs(logits[plan.asking], tokens[plan.asking], plan.alternatives)
         return Sampled(tokens, found, plan.asked)
 
-    def distribution(self, row: Hashable, logits: mx.array, chain: mx.array | None = None) -> Distribution:
+    def distribution(
+        self, row: Hashable, logits: mx.array, chain: mx.array | None = None, allowed: mx.array | None = None
+    ) -> Distribution:
         """What a row would draw from at each line of `logits` `[r, vocab]`; nothing changes.
 
         With `chain`, drafts `[d]` after the row's history, the last line stands behind all of them and each earlier one
-        behind a draft fewer. ValueError for more lines than places in the chain.
+        behind a draft fewer. ValueError for more lines than places in the chain. `allowed` bool `[r, vocab]` rules
+        tokens out after the penalties, as in `sample`.
         """
         found = self._row(row)
         scores = logits.astype(mx.float32)
@@ -169,6 +172,8 @@ class Sampler:
             else:
                 seen = self._history.chained(row, chain, count)
             scores = penalise(scores, seen, parameters)
+        if allowed is not None:
+            scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
         return distribution(scores, parameters)
 
     def draw(self, row: Hashable, source: Distribution) -> mx.array:

@@ -37,12 +37,20 @@ def keeps_states(cache: Cache | None) -> bool:
 
 
 def run_round(
-    model: Model, sampler: Sampler, row: Row, proposal: Proposal, rule: Rule, taps: Sequence[int] = (), *, states: bool
+    model: Model,
+    sampler: Sampler,
+    row: Row,
+    proposal: Proposal,
+    rule: Rule,
+    taps: Sequence[int] = (),
+    *,
+    states: bool,
+    allowed: mx.array | None = None,
 ) -> Run:
     """Judge a proposal behind the row's last token, which the host knows, and commit what stays.
 
     One forward of the target and one wait. Afterwards the row's caches hold everything but the last token of the run.
-    `states`: a draft wants them.
+    `states`: a draft wants them. `allowed`: as in `verify`.
     """
     start, drafted = row.position, len(proposal)
     captured = [cache for cache in row.caches if keeps_states(cache)]
@@ -50,7 +58,7 @@ def run_round(
         assert cache is not None
         cache.plan(range(start + 1, start + drafted + 1))
     hidden = model.forward(_batch(row, proposal, taps))
-    verdict = verify(sampler, row.id, model.logits(hidden.final), proposal, rule)
+    verdict = verify(sampler, row.id, model.logits(hidden.final), proposal, rule, allowed)
     told = states_of(hidden, taps) if states else None
     _wait(verdict, told, captured)
 

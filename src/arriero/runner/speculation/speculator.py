@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.model.contract import Draft, Hidden, Model, RowCaches
 from arriero.runner.caches.foreign import ForeignCache
@@ -14,6 +15,7 @@ from arriero.runner.caches.snapshot import fresh
 from arriero.runner.prefill import Chunk
 from arriero.runner.row import Phase, Row
 from arriero.runner.sampling import Sampler
+from arriero.runner.sampling.grammar import Constraint
 from arriero.runner.speculation.controller import DepthController, Depths, WholeBlocks
 from arriero.runner.speculation.lookup import LIMIT, Copies, Lookup
 from arriero.runner.speculation.picks import Picker
@@ -131,16 +133,12 @@ class Speculator:
     def choose(self, rows: Sequence[Row]) -> int:
         """How many tokens to draft for the only row, 0 = take a plain step; its latest token need not be read."""
         row = rows[0] if len(rows) == 1 and rows[0].phase is Phase.DECODING else None
-        # What a grammar allows is known one token at a time.
-        if row is None or row.tally is None or row.constraint is not None:
+        if row is None or row.tally is None:
             self._row = None
             return 0
         if row is not self._row:
             self._begin(row)
         most = min(row.max_new - row.sampled - 1, self._limit)
-        if getattr(row, "constraint", None) is not None:
-            # What a grammar lets a row say is known for its next token only.
-            return 0
         if self.draft is not None:
             return self.depths.next(most) if most > 0 and self._session(row).ready else 0
         ahead = row.sampled - row.generated
@@ -152,9 +150,21 @@ class Speculator:
         row.undo = []
         rule = self._rule(row)
         proposal = self._propose(row, depth, rule)
+        allowed = None
+        if proposal is not None and row.constraint is not None:
+            proposal, allowed = within(row.constraint, proposal)
         if proposal is None:
             return None
-        run = run_round(self._model, self._sampler, row, proposal, rule, self.taps, states=self.draft is not None)
+        run = run_round(
+            self._model,
+            self._sampler,
+            row,
+            proposal,
+            rule,
+            self.taps,
+            states=self.draft is not None,
+            allowed=allowed,
+        )
         if run.states is not None:
             self._session(row).follow(run.states)
         self._count(row, run)
@@ -256,6 +266,20 @@ class Speculator:
         if end and any(keeps_states(cache) and slot not in undo for slot, cache in enumerate(row.caches)):
             return False
         return all(cache.rewind(end, undo.get(slot)) for slot, cache in enumerate(row.caches) if cache is not None)
+
+
+def within(constraint: Constraint, proposal: Proposal) -> tuple[Proposal | None, mx.array | None]:
+    """The leading drafts that a grammar lets stand, None if there are none, and what it allows at each place.
+
+    The host must know drafts for that, so those of a draft model are waited for first.
+    """
+    host = np.array(proposal.tokens).tolist() if proposal.host is None else proposal.host
+    masks = constraint.ahead(host)
+    count = len(masks) - 1
+    if count < 1:
+        return None, None
+    law = None if proposal.law is None else proposal.law[:count]
+    return Proposal(proposal.tokens[:count], law, host[:count]), mx.array(np.stack(masks))
 
 
 class Together:
