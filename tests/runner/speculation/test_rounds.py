@@ -38,8 +38,9 @@ def test_a_round_is_one_forward_of_the_target_and_one_wait(model, wanted, monkey
     """R-60."""
     engine = speculating(model, replies={tuple(PROMPT): wanted}, pattern=PATTERNS["random"], widths=(4,))
     engine.submit(submit("a", PROMPT, 60))
-    while not engine.counts().draft_rounds:
+    for _ in range(3):
         engine.step()
+    assert engine.counts().draft_rounds
     waits = []
     evaluate = mx.eval
     monkeypatch.setattr(mx, "eval", lambda *arrays: waits.append(1) or evaluate(*arrays))
