@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from arriero.chat.go.template import GoTemplate
 from arriero.chat.template import Template, TemplateStopped, is_go_template
-from arriero.errors import TemplateError, UnsupportedFeature
+from arriero.chat.templates import compiled
+from arriero.errors import TemplateError
 from tests.helpers.text_models import fixture
 
 GOLDEN = fixture("templates.json")
@@ -204,6 +206,6 @@ def test_go_templates_are_told_from_jinja(text: str, go: bool) -> None:
     assert is_go_template(text) is go
 
 
-def test_a_go_template_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UnsupportedFeature, match="give the model a Jinja template with TEMPLATE"):
-        Template("{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}")
+def test_a_template_is_compiled_in_its_own_language() -> None:
+    assert isinstance(compiled("{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}"), GoTemplate)
+    assert isinstance(compiled("{{ messages }}"), Template)
