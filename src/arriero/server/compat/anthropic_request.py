@@ -7,6 +7,7 @@ from typing import Any
 
 from arriero.chat.messages import Message, Think, ToolCall
 from arriero.errors import InvalidRequest, UnsupportedFeature
+from arriero.server.compat.begun_prompt import BegunPrompt
 from arriero.server.compat.fields import warn_once
 from arriero.server.compat.parts import Content, Part, PartKinds, text_field
 from arriero.server.compat.prepare import ForcedCall, Offer, offer_prompt, think_of_effort
@@ -68,17 +69,29 @@ OWN = ("thinking", "tool_use", "tool_result", "document", "search_result")
 """Blocks that are more than a piece of a text."""
 
 
-def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt | ForcedCall:
+def prompt_of(model: OpenModel, asked: CountRequest) -> ConversationPrompt | BegunPrompt | ForcedCall:
     """The prompt of a request; raises InvalidRequest and UnsupportedFeature, naming the place."""
     form_of(asked)
-    return offer_prompt(
+    turns = asked.messages
+    begun = turns[-1] if turns and turns[-1].role == "assistant" else None
+    offer = _offer(model, asked.tools, asked.tool_choice)
+    made = offer_prompt(
         model,
-        messages_of(model, asked.messages),
-        _offer(model, asked.tools, asked.tool_choice),
+        messages_of(model, turns if begun is None else turns[:-1]),
+        offer,
         think=think_of(asked),
         system=system_of(asked.system),
         truncate=asked.truncate,
     )
+    if begun is None:
+        return made
+    where = f"messages[{len(turns) - 1}]"
+    if isinstance(made, ForcedCall):
+        raise InvalidRequest(f"tool_choice: a call can't be forced when {where} begins the reply")
+    last = _assistant(model, where, begun, {})
+    if last.tool_calls or last.thinking or last.images:
+        raise InvalidRequest(f"{where} begins the reply, so it can hold text only")
+    return BegunPrompt(model, made, last.content, truncate=asked.truncate)
 
 
 def form_of(asked: CountRequest) -> dict[str, Any] | None:
@@ -122,8 +135,6 @@ def messages_of(model: OpenModel, turns: Sequence[Turn]) -> list[Message]:
     """The conversation: a turn's tool results come before its text, as messages of their own."""
     if not turns:
         raise InvalidRequest("messages is required and must not be empty")
-    if turns[-1].role == "assistant":
-        raise UnsupportedFeature("the conversation must end with a user message: replies can't be begun for the model")
     names: dict[str, str] = {}
     found: list[Message] = []
     for index, turn in enumerate(turns):

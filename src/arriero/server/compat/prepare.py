@@ -178,6 +178,6 @@ def offer_prompt(
     return ForcedCall(prompt, offer.forced) if offer.forced else prompt
 
 
-def unforced(made: ConversationPrompt | ForcedCall) -> ConversationPrompt:
+def unforced(made: PromptMaker | ForcedCall) -> PromptMaker:
     """The prompt alone."""
     return made.prompt if isinstance(made, ForcedCall) else made
