@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from arriero.errors import CheckpointError, LoadError
 from arriero.runner.messages import Failed, Finished, PrefillProgress, SamplingOptions, Submit
 from arriero.scheduler import LoadRequest, error_of
 from arriero.source import FolderSource
+from tests.helpers.drafts import target_of, with_head
 from tests.helpers.engine_runs import plain_loop
 from tests.helpers.tiny_model import TinyModel
 from tests.helpers.tiny_runner import tiny_command, tiny_source
@@ -148,3 +151,14 @@ async def test_a_listing_says_what_drafting_did(make, kind):
         else:
             assert found.kind == "lookup"
             assert 0 <= found.accepted <= found.drafted
+
+
+async def test_a_head_in_the_checkpoint_drafts_in_a_real_runner(make, tmp_path):
+    both = with_head("mtp_qwen3_5")
+    (tmp_path / "config.json").write_text(json.dumps(both.config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), both.tensors)
+    scheduler = make(command=REAL, dtype="float32")
+    async with await scheduler.lease(request(FolderSource(str(tmp_path)), "headed")) as lease:
+        tokens, end = await answer(lease, submit("1", [5, 6, 7, 8], 40))
+        assert end.speculation.kind == "mtp"
+        assert tokens == plain_loop(target_of("mtp_qwen3_5"), [5, 6, 7, 8], 40)
