@@ -27,7 +27,7 @@ def test_unknown_paths_and_wrong_verbs_are_plain_text(http):
     assert unknown.headers["content-type"].startswith("text/plain")
 
 
-@pytest.mark.parametrize("path", ["/api/pull", "/api/push", "/api/embed", "/api/embeddings"])
+@pytest.mark.parametrize("path", ["/api/pull", "/api/push"])
 def test_what_is_not_in_this_version_says_so(http, path):
     assert "not in this version" in error(http.post(path, json={"model": "x"}))
 

@@ -41,7 +41,9 @@ class TextFiles:
         folder = Path(source.path)
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder")
-        return cls({path.name: path for path in folder.iterdir() if path.is_file()}, {}, lambda: _names(folder))
+        paths = {path.name: path for path in folder.iterdir() if path.is_file()}
+        paths |= {path.relative_to(folder).as_posix(): path for path in folder.glob("*/config.json")}
+        return cls(paths, {}, lambda: _names(folder))
 
     def __contains__(self, name: str) -> bool:
         return name in self._paths

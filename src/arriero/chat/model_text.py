@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from arriero.chat.embedding import EmbeddingRules
 from arriero.chat.files import TextFiles
 from arriero.chat.fim import FimTokens
 from arriero.chat.media.media import Cutter, Media
@@ -42,6 +43,8 @@ class ModelText:
         self.stop_ids = self.tokenizer.stop_ids
         self.context_length = _context_length(files)
         """Tokens that the model was made for; 0 when its files don't say."""
+        self.embedding = EmbeddingRules.read(files)
+        """How it makes vectors of texts."""
         self.fim_tokens = FimTokens.find(self.tokenizer, files)
         self.media, self.no_media = _open_media(files, self.tokenizer)
         """The way with images; without one, why there is none ('' for a model of text)."""

@@ -81,6 +81,25 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
+    def encode_whole(self, text: str, limit: int) -> tuple[list[int], bool]:
+        """Token ids of a text for itself, with what the vocabulary puts around it, and whether its end was cut off.
+
+        At most `limit` ids; control tokens spelled in the text are plain text.
+        """
+        text = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        with self._lock:
+            self._core.encode_special_tokens = True
+            body = self._core.encode(text, add_special_tokens=False)
+            around = self._core.num_special_tokens_to_add(False)
+            bare: list[int] = self._core.post_process(self._core.encode("", add_special_tokens=False)).ids
+            bos = [self.bos_id] if self.add_bos and self.bos_id is not None and bare[:1] != [self.bos_id] else []
+            room = max(limit - around - len(bos), 0)
+            cut = len(body.ids) > room
+            if cut:
+                body.truncate(room)
+            ids: list[int] = self._core.post_process(body).ids
+        return [*bos, *ids], cut
+
     def decode(self, ids: Iterable[int], *, start: bool = True) -> str:
         """Text of token ids: special tokens as their text, invalid bytes as U+FFFD, NUL as nothing.
 
@@ -165,8 +184,10 @@ def _tokenizer_from_json(files: TextFiles) -> tokenizers.Tokenizer:
         head = msgspec.json.decode(data, type=_FileHead)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"tokenizer.json is not valid: {error}") from error
-    if head.model.type not in ("BPE", "Unigram"):
-        raise CheckpointError(f"tokenizer.json holds a {head.model.type} vocabulary; only BPE and Unigram can be run")
+    if head.model.type not in ("BPE", "Unigram", "WordPiece"):
+        raise CheckpointError(
+            f"tokenizer.json holds a {head.model.type} vocabulary; only BPE, Unigram and WordPiece can be run"
+        )
     try:
         core = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:

@@ -20,7 +20,8 @@ from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.modelfile import Modelfile
 
 INDEX = "model.safetensors.index.json"
-_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model")
+_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model", "[0-9]*_*/config.json")
+"""The last are the modules of an embedding model: `1_Pooling`."""
 _GROUPS = (
     "model*.safetensors",
     "*.gguf",
@@ -142,7 +143,11 @@ def _folder(text: str, folder: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> dict[str, Path]:
-    return {path.name: _inside(path, folder) for pattern in _BESIDE for path in sorted(folder.glob(pattern))}
+    return {
+        path.relative_to(folder).as_posix(): _inside(path, folder)
+        for pattern in _BESIDE
+        for path in sorted(folder.glob(pattern))
+    }
 
 
 def _single_safetensors(text: str, path: Path) -> dict[str, Path]:

@@ -305,6 +305,42 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """What the runner needs to know about a loaded encoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    context_length: int
+    """Tokens of a text at most, special ones included."""
+    dtype: mx.Dtype
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A loaded architecture that reads whole texts and writes none: for embeddings."""
+
+    facts: EncoderFacts
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: mx.Dtype) -> Self:
+        """Build from a checkpoint with activations of `dtype`; raises CheckpointError naming the tensor."""
+        ...
+
+    def encode(self, tokens: mx.array, lengths: Sequence[int]) -> mx.array:
+        """Final states `[T, hidden]` of texts of `lengths`, packed one behind another, `tokens` int32 `[T]`.
+
+        No text sees another.
+        """
+        ...
+
+    def parameters(self) -> Iterable[mx.array]:
+        """Every array that the encoder owns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class DraftFacts:
     """What the engine needs to know about a loaded draft."""
 

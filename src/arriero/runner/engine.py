@@ -20,11 +20,13 @@ from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooL
 from arriero.kernels.device import on_cpu
 from arriero.model.contract import Model, ReadsAhead, vision_of
 from arriero.runner.decode import Flight, Pipeline, Sampler
+from arriero.runner.embedding import Embeddings, ModelStates
 from arriero.runner.failures import described
 from arriero.runner.images import RowImages
 from arriero.runner.limits import Counts, Limits
 from arriero.runner.memory import readable
 from arriero.runner.messages import (
+    Embed,
     Failed,
     FromRunner,
     PrefillProgress,
@@ -91,6 +93,9 @@ class Engine:
         self._slots = len(model.new_caches())
         self.prefixes = PrefixStore(Together(model, speculator), limits.prefix_bytes, disk)
         """What earlier rows computed."""
+        self._embeddings = Embeddings(
+            ModelStates(model, limits.prefill_chunk), limits.context_length, limits.prefill_chunk
+        )
         self._pipeline = Pipeline(model, sampler, speculator)
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
@@ -103,7 +108,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._rows or self._waiting or self._pipeline.latest is not None)
+        return bool(self._rows or self._waiting or self._pipeline.latest is not None or self._embeddings.busy)
 
     @property
     def speculation(self) -> str:
@@ -144,9 +149,19 @@ class Engine:
             return
         self._waiting.append(row)
 
+    def embed(self, request: Embed) -> None:
+        """Queue texts to be turned into vectors, a forward a step beside the rows; or answer with `Failed`."""
+        failed = self._embeddings.submit(request)
+        if failed is not None:
+            self.outbox.append(failed)
+
     def cancel(self, row_id: str) -> None:
         """End a row now; a row that is unknown or done is none of our business (its end crossed the message)."""
         self._check_thread()
+        ended = self._embeddings.cancel(row_id)
+        if ended is not None:
+            self.outbox.append(ended)
+            return
         for row in self._waiting:
             if row.id == row_id:
                 self._waiting.remove(row)
@@ -163,6 +178,7 @@ class Engine:
         self.limits = replace(
             self.limits, context_length=min(context_length, context) or context, cache_bytes=cache_bytes
         )
+        self._embeddings.context_length = self.limits.context_length
         requests = [row.request for row in self._waiting]
         self._waiting.clear()
         for request in requests:
@@ -177,6 +193,7 @@ class Engine:
         """
         self._check_thread()
         try:
+            self.outbox += self._embeddings.step()
             self._admit()
             if not self._speculate():
                 self._plain_step()
@@ -244,6 +261,8 @@ class Engine:
         self._check_thread()
         for row in [*self._waiting, *self._rows]:
             self.cancel(row.id)
+        for request_id in self._embeddings.ids:
+            self.cancel(request_id)
         self.prefixes.shut()
         self._pipeline.latest = None
         if self._grammars is not None:
@@ -482,6 +501,7 @@ class Engine:
         """One `Failed` per row in flight; waiting rows stay. Raises when the device itself no longer works."""
         log.error("a forward failed with %d rows in flight", len(self._rows), exc_info=error)
         name, message = described(error)
+        self.outbox += [Failed(request_id, name, message) for request_id in self._embeddings.drop()]
         failed = list(self._rows)
         self._leave(failed)
         for row in failed:

@@ -16,10 +16,11 @@ from arriero.errors import LoadError
 from arriero.kernels.device import native, on_cpu
 from arriero.model.architectures import load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Draft, Model
+from arriero.model.contract import Draft, Encoder, Model
+from arriero.runner.encoder_engine import EncoderEngine
 from arriero.runner.engine import Engine
 from arriero.runner.memory import readable
-from arriero.runner.messages import Failed, Loading, SamplingOptions, Submit
+from arriero.runner.messages import Embed, Failed, Loading, SamplingOptions, Submit
 from arriero.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,15 @@ class Loaded:
     """Of the model and its draft."""
     dtype: mx.Dtype
     draft: Draft | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder in memory."""
+
+    encoder: Encoder
+    weight_bytes: int
+    dtype: mx.Dtype
 
 
 class Progress:
@@ -76,7 +86,7 @@ def load(
     report: Callable[[Loading], None],
     prefill: str = "",
     find_draft: FindDraft | None = None,
-) -> Loaded:
+) -> Loaded | LoadedEncoder:
     """Open, build and evaluate; `report` is called before the first byte and again and again until the last.
 
     Building reads what has to be repacked, and evaluating the rest; until all is known, the total is that of the files.
@@ -93,8 +103,10 @@ def load(
         full_precision()
     progress = Progress(checkpoint.nbytes, report)
     checkpoint.on_load = progress
-    model: Model = load_model(checkpoint, dtype)
-    draft = None if find_draft is None else find_draft(checkpoint, model, dtype)
+    model = load_model(checkpoint, dtype)
+    draft = None
+    if find_draft is not None and not isinstance(model, Encoder):
+        draft = find_draft(checkpoint, model, dtype)
     unused = checkpoint.unused()
     if unused:
         log.info("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused[:8]))
@@ -112,6 +124,8 @@ def load(
         report(Loading(done, total, "weights"))
     seconds = time.monotonic() - started
     log.info("%s of weights in %.2f s, %.2f GB/s", readable(total), seconds, total / max(seconds, 1e-9) / 1e9)
+    if isinstance(model, Encoder):
+        return LoadedEncoder(model, total, dtype)
     return Loaded(model, total, dtype, draft)
 
 
@@ -127,6 +141,19 @@ def warm_up(engine: Engine) -> None:
     for message in engine.drain():
         if isinstance(message, Failed):
             raise LoadError(f"the model is loaded but cannot answer: {message.message}")
+
+
+def warm_up_encoder(engine: EncoderEngine) -> None:
+    """As `warm_up`, with a text turned into a vector."""
+    length = min(WARM_UP_TOKENS, engine.limits.context_length)
+    engine.embed(
+        Embed(id="warm-up", texts=[[i % engine.model.facts.vocab_size for i in range(length)]], pooling="mean")
+    )
+    while engine.busy:
+        engine.step()
+    for message in engine.drain():
+        if isinstance(message, Failed):
+            raise LoadError(f"the encoder is loaded but cannot answer: {message.message}")
 
 
 def full_precision() -> None:

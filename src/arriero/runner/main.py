@@ -18,11 +18,13 @@ import msgspec
 from arriero.errors import ArrieroError, LoadError, OutOfMemory
 from arriero.kernels.device import on_cpu
 from arriero.runner.channel import Channel
+from arriero.runner.encoder_engine import EncoderEngine
 from arriero.runner.engine import Engine, Limits
-from arriero.runner.load import load, warm_up
+from arriero.runner.load import LoadedEncoder, load, warm_up, warm_up_encoder
 from arriero.runner.memory import default_prefix_bytes, is_out_of_memory, memory_bytes, wire_weights
 from arriero.runner.messages import (
     Cancel,
+    Embed,
     Limit,
     LoadFailed,
     Loading,
@@ -82,7 +84,7 @@ def main(arguments: list[str]) -> int:
         channel.close()
 
 
-def start(config: RunnerConfig, channel: Channel) -> Engine | None:
+def start(config: RunnerConfig, channel: Channel) -> Engine | EncoderEngine | None:
     """Load and warm up, telling the server; None when the model cannot be loaded."""
     started = time.monotonic()
     try:
@@ -102,7 +104,7 @@ def start(config: RunnerConfig, channel: Channel) -> Engine | None:
     return None
 
 
-def serve(engine: Engine, channel: Channel) -> None:
+def serve(engine: Engine | EncoderEngine, channel: Channel) -> None:
     """Answer until the server goes or wants the end."""
     published = time.monotonic()
     while not channel.closed:
@@ -117,13 +119,16 @@ def serve(engine: Engine, channel: Channel) -> None:
             published = now
 
 
-def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engine, Ready]:
+def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engine | EncoderEngine, Ready]:
     def report(progress: Loading) -> None:
         if channel.closed:
             raise Interrupted
         channel.send([progress])
 
     loaded = load(config.source, config.dtype, report, config.prefill, partial(open_draft, config))
+    if isinstance(loaded, LoadedEncoder):
+        report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
+        return _encoder(config, loaded, started)
     facts, draft = loaded.model.facts, loaded.draft
     context = min(config.context_length, facts.context_length) or facts.context_length
     limits = Limits(
@@ -158,6 +163,28 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
     )
 
 
+def _encoder(config: RunnerConfig, loaded: LoadedEncoder, started: float) -> tuple[EncoderEngine, Ready]:
+    """The engine of an encoder, which has answered once."""
+    facts = loaded.encoder.facts
+    context = min(config.context_length, facts.context_length) or facts.context_length
+    chunk = config.prefill_chunk or (512 if on_cpu() else 8192)
+    engine = EncoderEngine(loaded.encoder, Limits(context_length=context, prefill_chunk=chunk))
+    warm_up_encoder(engine)
+    wire_weights()
+    mx.reset_peak_memory()
+    return engine, Ready(
+        architecture=facts.architecture,
+        context_length=context,
+        vocab_size=facts.vocab_size,
+        weight_bytes=loaded.weight_bytes,
+        cache_bytes_per_token=0,
+        max_rows=64,
+        device=device_name(),
+        dtype=str(loaded.dtype).removeprefix("mlx.core."),
+        load_seconds=time.monotonic() - started,
+    )
+
+
 def _disk(config: RunnerConfig, dtype: str, draft: str) -> DiskTier | None:
     """Where stored prefixes outlive this process; None, and a warning, when the folder can't be used."""
     if not config.prefix_folder:
@@ -179,18 +206,20 @@ def device_name() -> str:
     return f"{kind} ({name})" if name else kind
 
 
-def _handle(engine: Engine, message: ToRunner) -> None:
+def _handle(engine: Engine | EncoderEngine, message: ToRunner) -> None:
     if isinstance(message, Submit):
         engine.submit(message)
     elif isinstance(message, Cancel):
         engine.cancel(message.id)
     elif isinstance(message, Vocabulary):
         engine.learn(message)
+    elif isinstance(message, Embed):
+        engine.embed(message)
     elif isinstance(message, Limit):
         engine.limit(message.context_length, message.cache_bytes)
 
 
-def _publish(engine: Engine, channel: Channel) -> None:
+def _publish(engine: Engine | EncoderEngine, channel: Channel) -> None:
     counts = engine.counts()
     channel.publish(
         Status(

@@ -124,6 +124,19 @@ class Submit(msgspec.Struct, tag="submit", kw_only=True):
     """None: the reply is free. Needs a `Vocabulary` before."""
 
 
+Pooling = Literal["mean", "cls", "last"]
+"""How a text's vector is made of its tokens' states: their mean, the first one's, or the last one's."""
+
+
+class Embed(msgspec.Struct, tag="embed", kw_only=True):
+    """Turn texts into vectors; answered by `Embedded`, or `Failed`."""
+
+    id: str
+    texts: list[list[int]]
+    """Token ids of each, special ones included; none is empty."""
+    pooling: Pooling
+
+
 class Cancel(msgspec.Struct, tag="cancel"):
     """Stop a row: between prefill chunks or decode steps; it still answers `Finished` with reason `cancelled`."""
 
@@ -149,7 +162,7 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Finish nothing more: free everything and exit."""
 
 
-ToRunner = Vocabulary | Submit | Cancel | Limit | StatusRequest | Shutdown
+ToRunner = Vocabulary | Submit | Embed | Cancel | Limit | StatusRequest | Shutdown
 
 
 # --- runner → server
@@ -260,6 +273,15 @@ class Finished(msgspec.Struct, tag="finished", kw_only=True):
     """None where nothing could draft."""
 
 
+class Embedded(msgspec.Struct, tag="embedded"):
+    """The vectors of an `Embed`, in its order."""
+
+    id: str
+    width: int
+    vectors: bytes
+    """float32, little-endian, as the model gives them: not normalised."""
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """The row ended with an error; the runner lives on."""
 
@@ -290,7 +312,9 @@ class Status(msgspec.Struct, tag="status_reply", kw_only=True):
     draft_rounds: int = 0
 
 
-FromRunner = Loading | Ready | LoadFailed | PrefixUsed | PrefillProgress | Tokens | Finished | Failed | Status
+FromRunner = (
+    Loading | Ready | LoadFailed | PrefixUsed | PrefillProgress | Tokens | Finished | Embedded | Failed | Status
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode

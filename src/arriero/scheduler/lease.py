@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal
 
 from arriero.errors import RunnerCrashed
-from arriero.runner.messages import Failed, Finished, Ready, Submit, Vocabulary
+from arriero.runner.messages import Embed, Embedded, Failed, Finished, Ready, Submit, Vocabulary
 from arriero.scheduler.runner import Drafting, RowMessage, Runner, Stream
 from arriero.source import ModelSource
 
@@ -71,7 +71,7 @@ class Generation:
         if isinstance(message, RunnerCrashed):
             self._ended = True
             raise message
-        if isinstance(message, Finished | Failed):
+        if isinstance(message, Finished | Embedded | Failed):
             self._ended = True
         return message
 
@@ -132,6 +132,13 @@ class Lease:
         new = min(request.max_tokens, room) if request.max_tokens > 0 else room
         stream = self._runner.submit(request, self._row_bytes(max(0, len(request.tokens) + new)))
         generation = Generation(self._runner, stream)
+        self._generations.append(generation)
+        return generation
+
+    def embed(self, request: Embed) -> Generation:
+        """Send texts to be turned into vectors; the generation gives one message, `Embedded` or `Failed`."""
+        longest = max(map(len, request.texts), default=0)
+        generation = Generation(self._runner, self._runner.submit(request, self._row_bytes(longest)))
         self._generations.append(generation)
         return generation
 

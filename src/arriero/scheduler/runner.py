@@ -14,6 +14,8 @@ from arriero import errors
 from arriero.errors import ArrieroError, InvalidRequest, LoadError, RunnerCrashed
 from arriero.runner.messages import (
     Cancel,
+    Embed,
+    Embedded,
     Failed,
     Finished,
     FromRunner,
@@ -37,7 +39,7 @@ from arriero.scheduler.process import RunnerProcess
 
 log = logging.getLogger(__name__)
 
-RowMessage = Tokens | PrefixUsed | PrefillProgress | Finished | Failed
+RowMessage = Tokens | PrefixUsed | PrefillProgress | Finished | Embedded | Failed
 
 _SETTLE_SECONDS = 0.05
 """After an exit: how long the channel must be quiet before we believe that nothing more comes."""
@@ -142,7 +144,7 @@ class Runner:
             + "; raise ARRIERO_LOAD_TIMEOUT if it only needs longer"
         )
 
-    def submit(self, request: Submit, cache_bytes: int) -> Stream:
+    def submit(self, request: Submit | Embed, cache_bytes: int) -> Stream:
         """Send a request; raises RunnerCrashed when the process has ended."""
         if self._exited.done():
             raise self._crash()
@@ -206,14 +208,14 @@ class Runner:
             self._take(message)
 
     def _take(self, message: FromRunner) -> None:
-        if isinstance(message, Tokens | PrefixUsed | PrefillProgress | Finished | Failed):
+        if isinstance(message, RowMessage):
             stream = self.streams.get(message.id)
             if stream is None:
                 log.debug("%s answered the unknown row %s", self.name, message.id)
                 return
             if isinstance(message, Finished) and message.speculation is not None:
                 self.drafting = (self.drafting or Drafting(message.speculation.kind)).after(message.speculation)
-            if isinstance(message, Finished | Failed):
+            if isinstance(message, Finished | Embedded | Failed):
                 del self.streams[message.id]
                 self._on_end()
             if not stream.abandoned:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from arriero.model.checkpoint import Checkpoint
-    from arriero.model.contract import Model
+    from arriero.model.contract import Encoder, Model
 
 KNOWN: dict[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("llama", "llama"),
@@ -56,8 +56,19 @@ KNOWN: dict[str, tuple[str, str]] = {
 `model_type` that means it where `architectures` is missing. The one list of architectures.
 """
 
+ENCODERS: dict[str, tuple[str, str]] = {
+    "BertModel": ("bert", "bert"),
+    "BertForMaskedLM": ("bert", ""),
+    "RobertaModel": ("bert", "roberta"),
+    "RobertaForMaskedLM": ("bert", ""),
+    "XLMRobertaModel": ("bert", "xlm-roberta"),
+    "XLMRobertaForMaskedLM": ("bert", ""),
+}
+"""The same for those that read whole texts and write none; each file has an `Encoder` for its `Model`."""
+KNOWN |= ENCODERS
+
 ARCHITECTURES: dict[str, str] = {name: file for name, (file, _) in KNOWN.items()}
-MODEL_TYPES: dict[str, str] = {kind: name for name, (_, kind) in KNOWN.items()}
+MODEL_TYPES: dict[str, str] = {kind: name for name, (_, kind) in KNOWN.items() if kind}
 
 
 _TABLES = re.compile(r"\.ngram_embedding\.shard_\d+\.weight")
@@ -138,12 +149,12 @@ def runs_through(config: Mapping[str, Any]) -> str | None:
         return None
 
 
-def load_model(checkpoint: Checkpoint, dtype: mx.Dtype) -> Model:
-    """Build the model that a checkpoint's configuration names, with activations of `dtype`."""
+def load_model(checkpoint: Checkpoint, dtype: mx.Dtype) -> Model | Encoder:
+    """Build the model or encoder that a checkpoint's configuration names, with activations of `dtype`."""
     name = check_config(checkpoint.config)
     ours = ARCHITECTURES.get(name)
     module = importlib.import_module(f"{__name__}.{ours}" if ours else "arriero.model.adapters.mlx_lm")
-    model: Model = module.Model.load(checkpoint, dtype)
+    model: Model | Encoder = module.Model.load(checkpoint, dtype)
     return model
 
 

@@ -1,0 +1,111 @@
+"""Encoders of texts: their states are transformers', whatever shares the forward."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from arriero.errors import CheckpointError
+from arriero.model.architectures import ENCODERS, check_config, load_model
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Encoder
+from arriero.source import FolderSource
+
+ENCODER_GOLDENS = Path(__file__).parent / "encoders"
+NAMES = sorted(path.name for path in ENCODER_GOLDENS.iterdir())
+
+
+def load(folder: Path, dtype: mx.Dtype = mx.float32) -> Encoder:
+    model = load_model(Checkpoint.open(FolderSource(str(folder))), dtype)
+    assert isinstance(model, Encoder)
+    return model
+
+
+def expected(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    held = np.load(ENCODER_GOLDENS / name / "expected.npz")
+    return [(held[f"ids{i}"], held[f"states{i}"]) for i in range(3)]
+
+
+def states(model: Encoder, *texts: np.ndarray) -> np.ndarray:
+    return np.array(model.encode(mx.array(np.concatenate(texts)), [len(text) for text in texts]).astype(mx.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_equal_those_of_transformers(name: str) -> None:
+    model = load(ENCODER_GOLDENS / name)
+    for ids, wanted in expected(name):
+        np.testing.assert_allclose(states(model, ids), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_in_one_forward_do_not_see_each_other(name: str) -> None:
+    model = load(ENCODER_GOLDENS / name)
+    cases = expected(name)
+    together = states(model, *(ids for ids, _ in cases))
+    np.testing.assert_allclose(together, np.concatenate([wanted for _, wanted in cases]), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sixteen_bits_stay_sixteen_bits(name: str) -> None:
+    model = load(ENCODER_GOLDENS / name, mx.bfloat16)
+    ids, wanted = expected(name)[0]
+    found = model.encode(mx.array(ids), [len(ids)])
+    assert found.dtype == mx.bfloat16
+    assert np.abs(np.array(found.astype(mx.float32)) - wanted).max() < 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_is_owned_and_nothing_of_the_network_is_left(name: str) -> None:
+    checkpoint = Checkpoint.open(FolderSource(str(ENCODER_GOLDENS / name)))
+    model = load_model(checkpoint, mx.float32)
+    unused = [tensor for tensor in checkpoint.unused() if "pooler" not in tensor and "position_ids" not in tensor]
+    assert unused == []
+    held = {id(array): array for array in model.parameters()}
+    assert sum(array.size for array in held.values()) > 10_000
+
+
+def test_positions_of_roberta_begin_behind_the_padding() -> None:
+    model = load(ENCODER_GOLDENS / "xlm_roberta")
+    assert model.facts.context_length == 40
+
+
+def test_a_head_beside_the_encoder_is_left_alone(tmp_path: Path) -> None:
+    plain = mx.load(str(ENCODER_GOLDENS / "bert" / "model.safetensors"))
+    assert isinstance(plain, dict)
+    renamed = {f"bert.{name}": value for name, value in plain.items()} | {"cls.predictions.bias": mx.zeros(60)}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), renamed)
+    config = json.loads((ENCODER_GOLDENS / "bert" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    ids, wanted = expected("bert")[0]
+    np.testing.assert_allclose(states(load(tmp_path), ids), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_act": "relu6"}, "hidden_act"),
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"hidden_size": 64}, "shape"),
+        ({"num_hidden_layers": 3}, "encoder.layer.2"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(ENCODER_GOLDENS / "bert", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError, match=named):
+        load(folder)
+
+
+def test_encoders_are_known_by_class_and_by_type() -> None:
+    assert check_config({"architectures": ["BertModel"]}) == "BertModel"
+    assert check_config({"model_type": "xlm-roberta"}) == "XLMRobertaModel"
+    assert {"BertModel", "XLMRobertaModel"} <= set(ENCODERS)
