@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from arriero.errors import LoadError
 from arriero.kernels.device import native, on_cpu
-from arriero.model.architectures import load_model, runs_through
+from arriero.model.architectures import encodes, load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Draft, Encoder, Model
 from arriero.runner.encoder_engine import EncoderEngine
@@ -172,7 +172,7 @@ def exact_prefill(name: str) -> bool:
 
 
 def activation_dtype(name: str, checkpoint: Checkpoint) -> mx.Dtype:
-    """The dtype asked for, else the checkpoint's, else bfloat16.
+    """The dtype asked for, else the checkpoint's, else bfloat16, for encoders float32.
 
     Plain MLX on a CPU sums 16-bit products in 16 bits, so there float32 is the default whatever the checkpoint says;
     what runs through another package is plain MLX always.
@@ -188,7 +188,8 @@ def activation_dtype(name: str, checkpoint: Checkpoint) -> mx.Dtype:
         declared = str(holder.get("dtype") or holder.get("torch_dtype") or "").removeprefix("torch.")
         if declared in DTYPES:
             return DTYPES[declared]
-    return mx.bfloat16
+    # Encoders are small, their files often say nothing, and near texts differ by little.
+    return mx.float32 if encodes(config) else mx.bfloat16
 
 
 def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:

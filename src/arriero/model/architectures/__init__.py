@@ -149,6 +149,14 @@ def runs_through(config: Mapping[str, Any]) -> str | None:
         return None
 
 
+def encodes(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's architecture reads whole texts and writes none."""
+    try:
+        return check_config(config) in ENCODERS
+    except UnsupportedArchitecture:
+        return False
+
+
 def load_model(checkpoint: Checkpoint, dtype: mx.Dtype) -> Model | Encoder:
     """Build the model or encoder that a checkpoint's configuration names, with activations of `dtype`."""
     name = check_config(checkpoint.config)
