@@ -13,6 +13,7 @@ from anthropic.types import beta
 from openai.types import chat, responses
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from openai.types.responses.response_input_param import ResponseInputItemParam
 
@@ -51,6 +52,7 @@ RULES: list[tuple[FieldRules[Any], list[type]]] = [
         ],
     ),
 ]
+ALL_RULES = [*RULES, (openai_wire.EMBEDDINGS, [EmbeddingCreateParams])]
 REFUSED = [(rules.route, name) for rules, _ in RULES for name in rules.refused]
 IGNORED = [(rules.route, name) for rules, _ in RULES for name in rules.ignored if "." not in name]
 
@@ -90,10 +92,10 @@ def literals(union: Any) -> set[str]:
 # --- every field of the clients' own types
 
 
-@pytest.mark.parametrize(("rules", "types"), RULES, ids=[rules.route for rules, _ in RULES])
+@pytest.mark.parametrize(("rules", "types"), ALL_RULES, ids=[rules.route for rules, _ in ALL_RULES])
 def test_every_field_of_the_clients_types_has_a_rule(rules: FieldRules[Any], types: list[type]) -> None:
     fields = {name for kind in types for name in typing.get_type_hints(kind)}
-    assert len(fields) > 8
+    assert len(fields) > 4
     known = rules.honoured | set(rules.ignored) | set(rules.refused)
     assert fields - known == set()
     assert not rules.honoured & (set(rules.ignored) | set(rules.refused))
@@ -178,10 +180,6 @@ def test_no_message_breaks_the_server(http: httpx.Client, path: str, value: Any)
 def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
     reply = http.post("/v1/responses", content=b"\x28\xb5\x2f\xfd", headers={"Content-Encoding": "zstd"})
     assert "zstd" in error_of(reply)
-
-
-def test_embeddings_say_what_is_missing(http: httpx.Client) -> None:
-    assert "embed" in error_of(http.post("/v1/embeddings", json={"model": "tiny", "input": "x"}))
 
 
 def test_an_unknown_format_of_a_response_is_refused(http: httpx.Client) -> None:
@@ -406,6 +404,6 @@ def test_the_same_question_is_answered_alike_on_every_route(http: httpx.Client) 
 
 def test_the_page_of_these_apis_names_every_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "v1.md").read_text("utf-8")
-    for rules, _ in RULES:
+    for rules, _ in ALL_RULES:
         for name in {*rules.honoured, *rules.ignored, *rules.refused}:
             assert f"`{name}" in page, (rules.route, name)

@@ -23,14 +23,26 @@ from arriero.server.errors import arriero_error, http_error
 from arriero.server.guard import Guard, Origins
 from arriero.server.listen import bind
 from arriero.server.models import Models
-from arriero.server.routes import anthropic, blobs, create, embed, models, ollama, openai, responses, system, v1_models
+from arriero.server.routes import (
+    anthropic,
+    blobs,
+    create,
+    embed,
+    models,
+    ollama,
+    openai,
+    responses,
+    system,
+    v1_embeddings,
+    v1_models,
+)
 from arriero.server.services import Services
 from arriero.settings import Settings
 from arriero.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_APIS = (system, models, blobs, create, ollama, embed, openai, responses, anthropic, v1_models)
+_APIS = (system, models, blobs, create, ollama, embed, openai, responses, anthropic, v1_embeddings, v1_models)
 
 _PATIENCE = 5
 """Seconds that replies in flight have to end once the server is told to stop."""

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`: OpenAI's API."""
+"""`/v1/chat/completions` and `/v1/completions`: OpenAI's."""
 
 from __future__ import annotations
 
@@ -56,11 +56,6 @@ async def completion_route(request: Request) -> Response:
         return _stream(request, _completion(services, asked, usage=asked.stream_options.include_usage))
     whole = _collect(_completion(services, asked, usage=True))
     return json_reply(whole_text(await while_connected(request.receive, whole)))
-
-
-async def embeddings_route(_request: Request) -> Response:
-    """POST /v1/embeddings."""
-    raise UnsupportedFeature("/v1/embeddings is not in this version: no embedding models are served")
 
 
 async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> AsyncGenerator[wire.ChatReply, None]:
@@ -180,5 +175,4 @@ def _stream(request: Request, replies: AsyncGenerator[Any, None]) -> Response:
 ROUTES = [
     Route("/v1/chat/completions", chat_route, methods=["POST"]),
     Route("/v1/completions", completion_route, methods=["POST"]),
-    Route("/v1/embeddings", embeddings_route, methods=["POST"]),
 ]

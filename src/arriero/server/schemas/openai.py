@@ -105,6 +105,15 @@ class CompletionRequest(Extensions, kw_only=True):
     logprobs: int | None = None
 
 
+class EmbeddingsRequest(Extensions, kw_only=True):
+    """POST /v1/embeddings."""
+
+    model: str = ""
+    input: Any = None
+    dimensions: int | None = None
+    encoding_format: str = "float"
+
+
 _ONE = Refusal("one reply is made for each request; send the request again for another", (1,))
 _BIAS = Refusal("tokens can't be biased here", ({},))
 _SERVICE = "a matter of the hosted service"
@@ -148,6 +157,9 @@ COMPLETION = FieldRules(
         "logit_bias": _BIAS,
     },
 )
+
+
+EMBEDDINGS = FieldRules("/v1/embeddings", EmbeddingsRequest, ignored={"user": _SERVICE}, refused={})
 
 
 class PromptDetails(msgspec.Struct, kw_only=True):
