@@ -77,8 +77,25 @@ def test_every_architecture_has_a_file_that_builds_a_model() -> None:
 
 
 def test_every_file_has_a_golden() -> None:
-    goldens = [json.loads(path.read_text()) for path in GOLDENS.glob("*/config.json")]
+    goldens = [json.loads(path.read_text()) for path in GOLDENS.parent.glob("[ge]*/*/config.json")]
     assert {ARCHITECTURES[check_config(config)] for config in goldens} == set(ARCHITECTURES.values())
+
+
+def test_architectures_do_not_know_each_other() -> None:
+    files = set(ARCHITECTURES.values())
+
+    def family(stem: str) -> str:
+        return max((file for file in files if stem == file or stem.startswith(f"{file}_")), key=len)
+
+    folder = Path(importlib.import_module("arriero.model.architectures").__file__ or "").parent
+    for path in folder.glob("[a-z]*.py"):
+        for known in re.findall(r"^from arriero\.model\.architectures\.(\w+) import", path.read_text("utf-8"), re.M):
+            assert family(known) == family(path.stem), f"{path.name} imports {known}"
+
+
+def test_no_file_is_longer_than_five_hundred_lines() -> None:
+    package = Path(importlib.import_module("arriero.model").__file__ or "").parent
+    assert [path for path in package.rglob("*.py") if len(path.read_text("utf-8").splitlines()) > 500] == []
 
 
 def test_the_table_of_models_is_the_list() -> None:

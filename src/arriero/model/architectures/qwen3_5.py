@@ -14,36 +14,27 @@ from typing import Any, Literal, Self
 
 import mlx.core as mx
 
-from arriero.errors import CheckpointError
-from arriero.kernels.activation import sigmoid_gate
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch
-from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.block import FeedForward, PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseConfig, SparseMLP
-from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.layers.gated_attention import GatedAttention
+from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.mlp import GatedMLP, activation
-from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.qwen_files import DRAFTS, VISION, gains_are_baked, image_rope, text_fields
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape
 from arriero.model.vision.qwen import load_tower
 from arriero.model.weight import Weight
-from arriero.runner.caches.full import KVCache
 
 log = logging.getLogger(__name__)
 
 LayerType = Literal["linear_attention", "full_attention"]
 LAYER_TYPES: tuple[LayerType, LayerType] = ("linear_attention", "full_attention")
-
-SECTIONS = (11, 11, 10)
-"""Frequencies of the axes of an image, where the configuration doesn't say."""
-
-VISION = r"^((model\.)?(visual|vision_tower)|v)\."
-DRAFTS = r"^((model|language_model)\.)?mtp\."
 
 
 @dataclass(frozen=True)
@@ -107,15 +98,6 @@ class Config:
         return config
 
 
-def text_fields(values: Mapping[str, Any]) -> Fields:
-    """The fields of the text model; whether its head is tied is said outside of `text_config`, if there."""
-    text = Fields(values).section("text_config")
-    if text is None:
-        return Fields(values)
-    outer = values.get("tie_word_embeddings")
-    return Fields(text if outer is None else {**text, "tie_word_embeddings": outer}, "config.json: text_config")
-
-
 def read_layer_types(fields: Fields, layers: int) -> list[LayerType]:
     """What each layer is, by `layer_types` or from the interval at which attention comes."""
     given = fields.get("layer_types")
@@ -126,81 +108,6 @@ def read_layer_types(fields: Fields, layers: int) -> list[LayerType]:
     if len(given) != layers:
         raise fields.wrong("layer_types", f"as long as num_hidden_layers says ({layers})", given)
     return [kind for name in names for kind in LAYER_TYPES if kind == name]
-
-
-class GatedAttention:
-    """Attention with norms on query and key heads, and `sigmoid(gate)` on its output.
-
-    `q_proj` holds the rows of each head's query and then those of its gate.
-    """
-
-    def __init__(
-        self,
-        config: AttentionConfig,
-        rope: Rope,
-        dtype: mx.Dtype,
-        *,
-        query_gate: Linear,
-        key: Linear,
-        value: Linear,
-        out: Linear,
-        query_norm: RMSNorm,
-        key_norm: RMSNorm,
-    ) -> None:
-        self.config = config
-        self.rope = rope
-        self.dtype = dtype
-        self.qkv = FusedLinear([query_gate, key, value])
-        self.out = out
-        self.query_norm = query_norm
-        self.key_norm = key_norm
-
-    @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        prefix: str,
-        dtype: mx.Dtype,
-        config: AttentionConfig,
-        rope: Rope,
-        *,
-        eps: float,
-        baked: bool,
-    ) -> Self:
-        """Tensors under `prefix`, e.g. `model.layers.3.self_attn`."""
-        c = config
-
-        def project(name: str, rows: int) -> Linear:
-            return Linear.load(checkpoint, f"{prefix}.{name}", dtype, bias=c.qkv_bias, shape=(rows, c.hidden))
-
-        return cls(
-            config,
-            rope,
-            dtype,
-            query_gate=project("q_proj", 2 * c.heads * c.head_dim),
-            key=project("k_proj", c.kv_heads * c.head_dim),
-            value=project("v_proj", c.kv_heads * c.head_dim),
-            out=Linear.load(
-                checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
-            ),
-            query_norm=load_norm(checkpoint, f"{prefix}.q_norm", dtype, c.head_dim, eps, baked=baked),
-            key_norm=load_norm(checkpoint, f"{prefix}.k_norm", dtype, c.head_dim, eps, baked=baked),
-        )
-
-    def new_cache(self) -> KVCache:
-        """Keys and values of every position."""
-        c = self.config
-        return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        c = self.config
-        query_gate, k, v = self.qkv(x)
-        q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)
-        k = k.reshape(-1, c.kv_heads, c.head_dim)
-        v = v.reshape(-1, c.kv_heads, c.head_dim)
-        q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
-        y = sigmoid_gate(attend(q, k, v, batch, slot, scale=c.scale), gate)
-        return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
 class Layer(PreNormBlock):
@@ -233,11 +140,6 @@ class Layer(PreNormBlock):
         )
 
 
-def load_norm(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, width: int, eps: float, *, baked: bool) -> RMSNorm:
-    """A norm whose weight is stored around 0, or as the whole gain where the file is `baked`."""
-    return RMSNorm.load(checkpoint, prefix, dtype, eps=eps, width=width, centred=True, baked=baked)
-
-
 def load_feed_forward(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int) -> FeedForward:
     """The dense network or the experts of one layer."""
     hidden, sparse = config.shape.hidden, config.sparse
@@ -267,32 +169,6 @@ def load_row(checkpoint: Checkpoint, name: str, dtype: mx.Dtype, width: int) -> 
     return Linear(weight)
 
 
-def gains_are_baked(checkpoint: Checkpoint) -> bool:
-    """Whether the file holds `1 + w` where the original holds w; decided once, by the layout of a convolution.
-
-    MLX's tools turn kernels `[channels, 1, K]` into `[channels, K, 1]` and add the 1 in the same step. CheckpointError
-    when there is no convolution to tell by.
-    """
-    if checkpoint.dialect == "gguf":
-        return True
-    kernels = [name for name in checkpoint.names() if name.endswith(".conv1d.weight")]
-    name = next((name for name in kernels if name.endswith(".linear_attn.conv1d.weight")), None)
-    if name is None:
-        raise CheckpointError(
-            "the checkpoint has no linear_attn.conv1d.weight, whose layout tells how the gains of norms are stored"
-        )
-    baked = checkpoint.info(name).shape[-1] == 1
-    other = next((n for n in kernels if (checkpoint.info(n).shape[-1] == 1) != baked), None)
-    if other is not None:
-        raise CheckpointError(
-            f"tensor {name} has shape {list(checkpoint.info(name).shape)}, but {other} "
-            f"{list(checkpoint.info(other).shape)}: one is laid out as in the original, one as by MLX's tools, so that "
-            "nothing tells how the gains of norms are stored; convert the model again"
-        )
-    log.info("norm weights are stored %s (by the layout of %s)", "as gains" if baked else "around 0", name)
-    return baked
-
-
 def left_out(checkpoint: Checkpoint, config: Config, *, vision: bool) -> re.Pattern[str]:
     """Which tensors are known and not loaded; says what that means. `vision`: the tower is loaded.
 
@@ -312,11 +188,6 @@ def left_out(checkpoint: Checkpoint, config: Config, *, vision: bool) -> re.Patt
         if count:
             log.info("%s (%d tensors)", part, count)
     return re.compile("|".join(parts))
-
-
-def image_rope(rope: RopeConfig, *, vision: bool) -> RopeConfig:
-    """The rotary embedding, which frequency follows which axis of an image included."""
-    return replace(rope, sections=rope.sections or SECTIONS) if vision else rope
 
 
 class Model(Decoder):

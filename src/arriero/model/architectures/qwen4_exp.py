@@ -18,7 +18,6 @@ import numpy as np
 
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.model.architectures import resident_tables
-from arriero.model.architectures.qwen3_5 import DRAFTS, VISION, gains_are_baked, image_rope
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.architectures.qwen4_exp_ngrams import NGramEmbedding
@@ -31,6 +30,7 @@ from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseMLP
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
+from arriero.model.layers.qwen_files import DRAFTS, VISION, gains_are_baked, image_rope
 from arriero.model.layers.rope import Rope
 from arriero.model.vision.qwen import load_tower
 

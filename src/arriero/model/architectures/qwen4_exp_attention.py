@@ -15,13 +15,14 @@ from arriero.kernels.attention import attention
 from arriero.kernels.block_select import block_select, dense_until
 from arriero.kernels.indexed_attention import indexed_attention
 from arriero.kernels.rope import rope
-from arriero.model.architectures.qwen3_5 import GatedAttention, load_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.config import Fields
+from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.qwen_files import load_norm
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches.full import KVCache
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.model.architectures import check_config
-from arriero.model.architectures.qwen3_5 import text_fields
 from arriero.model.architectures.qwen4_exp_attention import IndexConfig
 from arriero.model.architectures.qwen4_exp_hash import NGramsConfig
 from arriero.model.architectures.qwen4_exp_streams import StreamsConfig
@@ -20,6 +19,7 @@ from arriero.model.layers.config import Fields
 from arriero.model.layers.delta_net import DeltaNetConfig
 from arriero.model.layers.experts import SparseConfig
 from arriero.model.layers.mlp import activation
+from arriero.model.layers.qwen_files import text_fields
 from arriero.model.layers.rope import RopeConfig
 from arriero.model.layers.shape import DecoderShape
 

@@ -8,13 +8,14 @@ from typing import Any, Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
-from arriero.model.architectures.qwen3_5 import Config, Layer, gains_are_baked, image_rope, load_norm
+from arriero.model.architectures.qwen3_5 import Config, Layer
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, DraftFacts, Model, RowCaches, vision_of
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.layers.embedding import put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.qwen_files import gains_are_baked, image_rope, load_norm
 from arriero.model.layers.rope import Rope
 
 ROOTS = ("mtp.", "model.mtp.", "language_model.mtp.")

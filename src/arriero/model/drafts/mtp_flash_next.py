@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.rms_norm import rms_norm
-from arriero.model.architectures.qwen3_5 import gains_are_baked, image_rope, load_norm, text_fields
 from arriero.model.architectures.qwen4_exp import load_experts
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
@@ -22,6 +21,7 @@ from arriero.model.layers.config import Fields
 from arriero.model.layers.experts import SharedSparseMLP
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.qwen_files import gains_are_baked, image_rope, load_norm, text_fields
 from arriero.model.layers.rope import Rope, RopeConfig
 
 Statistics = Literal["stream", "all"]
