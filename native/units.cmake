@@ -7,12 +7,7 @@ set(ARRIERO_OPTIMISE -O3 CACHE STRING "Optimisation of the kernels; sanitizers t
 set(kernel_flags ${ARRIERO_OPTIMISE} -ffp-contract=off -fno-math-errno -Wno-psabi)
 
 function(add_unit name)
-  set(flags ${kernel_flags})
-  if(name MATCHES "^strips_")
-    # g++ would gather a sum's products first and add them in a tree, and run out of registers.
-    list(APPEND flags $<$<CXX_COMPILER_ID:GNU>:-fno-tree-reassoc>)
-  endif()
-  set_source_files_properties(${source_dir}/${name}.cpp PROPERTIES COMPILE_OPTIONS "${flags};${ARGN}")
+  set_source_files_properties(${source_dir}/${name}.cpp PROPERTIES COMPILE_OPTIONS "${kernel_flags};${ARGN}")
   set(kernel_sources ${kernel_sources} ${source_dir}/${name}.cpp PARENT_SCOPE)
 endfunction()
 

@@ -1,9 +1,9 @@
-// Weights packed in strips of sixteen output columns. A strip holds all of its columns' inner size in one run: for each
-// group of k the codes, then sixteen scales, then (unless symmetric) sixteen biases.
+// Weights packed in strips of sixteen output columns. A strip holds all of its columns' inner size in one run: for
+// each group of k the codes, then sixteen scales, then (unless symmetric) sixteen biases.
 //
-// Codes come in vectors of 64 bytes whose four-byte lane c belongs to column c. A quad is four consecutive k, one in each
-// byte of a lane; a block of 32 k (16 in groups of 16) has a quad j for each four of them. Codes of 8 bits fill a vector
-// per quad. Narrower ones are cut into planes of 4, 2 and 1 bits, the wider plane holding the lower bits, and a byte of
+// Codes come in vectors of 64 bytes whose four-byte lane c belongs to column c. A quad is four consecutive k, one in
+// each byte of a lane; a block of 32 k (16 in groups of 16) has a quad j for each four of them. Codes of 8 bits fill a
+// vector per quad. Narrower ones are cut into planes of 4, 2 and 1 bits, the wider plane holding the lower bits, and a byte of
 // a plane of W bits holds the quads j of 8 / W in its fields, the first the lowest: a block of 32 has as many vectors as
 // a code has bits, first those of the 4-bit plane, then of the 2-bit and of the 1-bit plane.
 #pragma once

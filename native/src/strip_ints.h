@@ -47,16 +47,26 @@ static inline I float_to_ints(V v) {  // whole numbers
   return __builtin_convertvector(t, I);
 #endif
 }
+// Products are added one by one: g++ would gather a group's first, add them as a tree, and run out of registers.
+static inline I added(I acc, I products) {
+  acc += products;
+#if defined(__AVX512F__) && defined(__GNUC__)
+  asm volatile("" : "+v"(acc));
+#elif defined(__AVX2__) && defined(__GNUC__)
+  asm volatile("" : "+x"(acc));
+#endif
+  return acc;
+}
 // acc + w.low * x.low + w.high * x.high, w below 256, x signed
 static inline I dot_words(I acc, I w, I x) {
 #if defined(__AVX512VNNI__)
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif defined(__AVX512F__)
-  return acc + (I)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+  return added(acc, (I)_mm512_madd_epi16((__m512i)w, (__m512i)x));
 #elif defined(__AVXVNNI__)
   return (I)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif defined(__AVX2__)
-  return acc + (I)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+  return added(acc, (I)_mm256_madd_epi16((__m256i)w, (__m256i)x));
 #elif defined(__SSE2__)
   __m128i a[2], b[2];
   std::memcpy(a, &w, sizeof a);
