@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels.gated_delta import CHUNKED_FROM
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
@@ -112,12 +111,9 @@ def test_bf16_stays_close_and_stays_bf16(name: str, golden: tuple[list[int], np.
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_on_the_cpu_chunks_keep_their_bits_in_sixteen_bits_too(
-    name: str, golden: tuple[list[int], np.ndarray], dtype: mx.Dtype, kernels: str
+    name: str, golden: tuple[list[int], np.ndarray], dtype: mx.Dtype
 ) -> None:
     model, (ids, _) = load_model(open_golden(name), dtype), golden
-    if kernels == "graph" and any(isinstance(cache, RecurrentCache) for cache in model.new_caches()):
-        # Plain MLX takes long spans of a recurrence by chunks, which round otherwise.
-        ids = ids[: CHUNKED_FROM - 1]
     expected = whole(model, ids)
     np.testing.assert_array_equal(chunked(model, ids, (1, 7, 3)), expected)
     np.testing.assert_array_equal(packed(model, [ids[:5], ids])[1], expected)
