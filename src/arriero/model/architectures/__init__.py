@@ -58,17 +58,15 @@ KNOWN: dict[str, tuple[str, str]] = {
 
 ENCODERS: dict[str, tuple[str, str]] = {
     "BertModel": ("bert", "bert"),
-    "BertForMaskedLM": ("bert", ""),
     "RobertaModel": ("bert", "roberta"),
-    "RobertaForMaskedLM": ("bert", ""),
     "XLMRobertaModel": ("bert", "xlm-roberta"),
-    "XLMRobertaForMaskedLM": ("bert", ""),
+    "NomicBertModel": ("nomic_bert", "nomic_bert"),
 }
 """The same for those that read whole texts and write none; each file has an `Encoder` for its `Model`."""
 KNOWN |= ENCODERS
 
 ARCHITECTURES: dict[str, str] = {name: file for name, (file, _) in KNOWN.items()}
-MODEL_TYPES: dict[str, str] = {kind: name for name, (_, kind) in KNOWN.items() if kind}
+MODEL_TYPES: dict[str, str] = {kind: name for name, (_, kind) in KNOWN.items()}
 
 
 _TABLES = re.compile(r"\.ngram_embedding\.shard_\d+\.weight")
