@@ -16,15 +16,14 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from arriero.errors import ArrieroError, InvalidRequest, OutOfMemory, PromptTooLong, UnsupportedFeature
+from arriero.errors import ArrieroError, InvalidRequest
 from arriero.kernels.device import on_cpu
-from arriero.model.contract import Model, ReadsAhead, vision_of
+from arriero.model.contract import Model, ReadsAhead
+from arriero.runner.admission import make_row
 from arriero.runner.decode import Flight, Pipeline, Sampler
 from arriero.runner.embedding import Embeddings, ModelStates
 from arriero.runner.failures import described
-from arriero.runner.images import RowImages
 from arriero.runner.limits import Counts, Limits
-from arriero.runner.memory import readable
 from arriero.runner.messages import (
     Embed,
     Failed,
@@ -40,8 +39,8 @@ from arriero.runner.prefix.disk import DiskTier
 from arriero.runner.prefix.keys import common
 from arriero.runner.prefix.report import prefix_used
 from arriero.runner.prefix.store import PrefixStore
-from arriero.runner.row import Phase, Row, reserved_bytes
-from arriero.runner.sampling.grammar import Constraint, Grammars
+from arriero.runner.row import Phase, Row
+from arriero.runner.sampling.grammar import Grammars
 from arriero.runner.speculation.speculator import Speculator, Together
 
 __all__ = ["Counts", "Engine", "Limits"]
@@ -275,49 +274,9 @@ class Engine:
 
     def _checked(self, request: Submit) -> Row:
         """A row for a request that can run; raises what its `Failed` says."""
-        length, context, vocab = len(request.tokens), self.limits.context_length, self.model.facts.vocab_size
-        if not length:
-            raise InvalidRequest("the prompt is empty: it has no tokens")
-        if min(request.tokens) < 0 or max(request.tokens) >= vocab:
-            wrong = next(token for token in request.tokens if not 0 <= token < vocab)
-            raise InvalidRequest(f"the prompt holds the token id {wrong}, but the model's ids are 0 to {vocab - 1}")
         if any(row.id == request.id for row in (*self._waiting, *self._rows)):
             raise InvalidRequest(f"a request with the id {request.id} is already running")
-        if length >= context:
-            raise PromptTooLong(
-                f"input length ({length} tokens) exceeds the model's maximum context length ({context} tokens)"
-            )
-        room = context - length
-        max_new = min(request.max_tokens, room) if request.max_tokens > 0 else room
-        draft = None if self._speculator is None else self._speculator.draft
-        facts = [self.model.facts] if draft is None else [self.model.facts, draft.facts]
-        needed = reserved_bytes(length + max_new, *facts)
-        if self.limits.cache_bytes and needed > self.limits.cache_bytes:
-            raise OutOfMemory(
-                f"the request needs {readable(needed)} of cache for {length + max_new} tokens, but the model may use"
-                f" only {readable(self.limits.cache_bytes)}; lower num_ctx or num_predict"
-            )
-        lookahead = 0 if self._speculator is None else self._speculator.lookahead
-        row = Row(request, max_new, needed, self._images(request), lookahead)
-        row.constraint = self._constraint(request)
-        return row
-
-    def _constraint(self, request: Submit) -> Constraint | None:
-        """What a request's grammar lets it say."""
-        if request.grammar is None:
-            return None
-        if self._grammars is None:
-            raise UnsupportedFeature("a grammar was sent to a runner that was not told its vocabulary")
-        return self._grammars.begin(request.grammar, request.stop_tokens)
-
-    def _images(self, request: Submit) -> RowImages | None:
-        """The images of a request that can run."""
-        if not request.images:
-            return None
-        vision = vision_of(self.model)
-        if vision is None:
-            raise UnsupportedFeature(f"{self.model.facts.architecture} does not take images")
-        return RowImages(request.images, vision, len(request.tokens))
+        return make_row(request, self.model, self.limits, self._speculator, self._grammars)
 
     def _admit(self) -> None:
         """Start waiting rows in their order while rows and reserved bytes allow it.
