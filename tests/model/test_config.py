@@ -140,3 +140,20 @@ def test_gemma_3_files_may_leave_out_what_their_size_implies() -> None:
     checkpoint = MemoryCheckpoint(config, MemoryCheckpoint.golden(GOLDENS / "gemma3").tensors)
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight .* says \[262208, 64\]"):
         load_model(checkpoint.typed(), mx.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4_31b", "qwen3_5"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_said_outside_of_the_text_model_about_its_head_goes_before_what_is_said_inside(
+    name: str, tied: bool
+) -> None:
+    checkpoint = MemoryCheckpoint.golden(GOLDENS / name)
+    text = {**checkpoint.config, "tie_word_embeddings": not tied}
+    outer = {key: checkpoint.config[key] for key in ("architectures", "model_type")}
+    tensors = {key: value for key, value in checkpoint.tensors.items() if "lm_head" not in key}
+    wrapped = MemoryCheckpoint({**outer, "text_config": text, "tie_word_embeddings": tied}, tensors)
+    if tied:
+        assert load_model(wrapped.typed(), mx.float32).facts.layers > 0
+    else:
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight.*tie_word_embeddings: false"):
+            load_model(wrapped.typed(), mx.float32)

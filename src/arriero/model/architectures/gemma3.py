@@ -17,7 +17,7 @@ from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import AttentionConfig, GroupedAttention
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
@@ -44,14 +44,13 @@ class Config:
     def read(cls, values: Mapping[str, Any]) -> Self:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         architecture = check_config(values)
-        text = Fields(values).section("text_config")
-        fields = Fields(values) if text is None else Fields(text, "config.json: text_config")
+        fields = text_fields(values)
         second = architecture == "Gemma2ForCausalLM"
         shape = DecoderShape.read(
             fields,
             architecture,
             context_length=8192 if second else 131072,
-            tied=bool(values.get("tie_word_embeddings", True)),
+            tied=True,
             heads=None if second else HEADS_BY_LAYERS.get(fields.integer("num_hidden_layers"), (8, 4)),
             head_dim=256,
             vocab=256000 if second else 262208,

@@ -21,7 +21,7 @@ from arriero.model.architectures.gemma4_inputs import InputsConfig, LayerInput, 
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, Vision
 from arriero.model.layers.attention import AttentionConfig, attend, attend_to
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.decoder import Decoder, find_root
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
 from arriero.model.layers.mlp import Activation, GatedMLP, activation
@@ -72,13 +72,12 @@ class Config:
         """CheckpointError names a field that is missing, wrong or not honoured."""
         architecture = check_config(values)
         unified = architecture.startswith("Gemma4Unified")
-        text = Fields(values).section("text_config")
-        fields = Fields(values) if text is None else Fields(text, "config.json: text_config")
+        fields = text_fields(values)
         shape = DecoderShape.read(
             fields,
             architecture,
             context_length=262144 if unified else 131072,
-            tied=bool(values.get("tie_word_embeddings", True)),
+            tied=True,
             heads=(8, 4),
             head_dim=256,
             vocab=262144,

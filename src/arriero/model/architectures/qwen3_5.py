@@ -18,14 +18,14 @@ from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.block import FeedForward, PreNormBlock
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.decoder import Decoder
 from arriero.model.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, SparseConfig, SparseMLP
 from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.mlp import GatedMLP, activation
-from arriero.model.layers.qwen_files import DRAFTS, VISION, gains_are_baked, image_rope, text_fields
+from arriero.model.layers.qwen_files import DRAFTS, VISION, gains_are_baked, image_rope
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import DecoderShape
 from arriero.model.vision.qwen import load_tower

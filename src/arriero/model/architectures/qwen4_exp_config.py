@@ -15,11 +15,10 @@ from arriero.model.architectures.qwen4_exp_hash import NGramsConfig
 from arriero.model.architectures.qwen4_exp_streams import StreamsConfig
 from arriero.model.contract import ModelFacts
 from arriero.model.layers.attention import AttentionConfig
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.delta_net import DeltaNetConfig
 from arriero.model.layers.experts import SparseConfig
 from arriero.model.layers.mlp import activation
-from arriero.model.layers.qwen_files import text_fields
 from arriero.model.layers.rope import RopeConfig
 from arriero.model.layers.shape import DecoderShape
 

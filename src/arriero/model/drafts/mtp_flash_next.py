@@ -17,11 +17,11 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, DraftFacts, Model, RowCaches, vision_of
 from arriero.model.drafts.chain import ChainedHead
 from arriero.model.drafts.mtp import ROOTS
-from arriero.model.layers.config import Fields
+from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.experts import SharedSparseMLP
 from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.norm import RMSNorm
-from arriero.model.layers.qwen_files import gains_are_baked, image_rope, load_norm, text_fields
+from arriero.model.layers.qwen_files import gains_are_baked, image_rope, load_norm
 from arriero.model.layers.rope import Rope, RopeConfig
 
 Statistics = Literal["stream", "all"]

@@ -146,3 +146,12 @@ class Fields:
         if default is _MISSING:
             raise CheckpointError(f"{self.where}: `{name}` is missing")
         return default
+
+
+def text_fields(values: Mapping[str, Any]) -> Fields:
+    """The fields of the text model; whether its head is tied is said outside of `text_config`, if there."""
+    text = Fields(values).section("text_config")
+    if text is None:
+        return Fields(values)
+    outer = values.get("tie_word_embeddings")
+    return Fields(text if outer is None else {**text, "tie_word_embeddings": outer}, "config.json: text_config")

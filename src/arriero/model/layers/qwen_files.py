@@ -1,20 +1,17 @@
-"""What the files of Qwen 3.5 and its relatives have in common: where the text model's fields are, how gains are stored.
+"""What the files of Qwen 3.5 and its relatives have in common: how gains are stored, and the axes of images.
 
-Names of the parts that a text model leaves out, and the axes of images.
+And the names of the parts that a text model leaves out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.layers.config import Fields
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import RopeConfig
 
@@ -25,15 +22,6 @@ SECTIONS = (11, 11, 10)
 
 VISION = r"^((model\.)?(visual|vision_tower)|v)\."
 DRAFTS = r"^((model|language_model)\.)?mtp\."
-
-
-def text_fields(values: Mapping[str, Any]) -> Fields:
-    """The fields of the text model; whether its head is tied is said outside of `text_config`, if there."""
-    text = Fields(values).section("text_config")
-    if text is None:
-        return Fields(values)
-    outer = values.get("tie_word_embeddings")
-    return Fields(text if outer is None else {**text, "tie_word_embeddings": outer}, "config.json: text_config")
 
 
 def load_norm(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, width: int, eps: float, *, baked: bool) -> RMSNorm:
