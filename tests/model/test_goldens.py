@@ -15,6 +15,7 @@ from arriero.model.contract import Model
 from arriero.runner.caches import NGramCache, RecurrentCache
 from arriero.source import FolderSource
 from tests.helpers.forward import Rows, chunked, packed, whole
+from tests.helpers.rewinds import rewinds_continue, snapshots_continue
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -85,6 +86,19 @@ def test_a_chunk_of_one_row_beside_a_step_of_another_keeps_their_bits(
     one = np.concatenate([first, second[:1], third[:-1]])
     np.testing.assert_array_equal(one, whole(model, ids))
     np.testing.assert_array_equal(np.concatenate([second[1:], third[-1:]]), whole(model, ids[10:31]))
+
+
+def test_a_snapshot_at_every_offset_continues_with_the_same_bits(
+    model: Model, golden: tuple[list[int], np.ndarray]
+) -> None:
+    """Behind the windows of all goldens, which are of eight positions at most."""
+    snapshots_continue(model, golden[0][:20])
+
+
+def test_a_rewind_to_every_offset_continues_with_the_same_bits(
+    model: Model, golden: tuple[list[int], np.ndarray]
+) -> None:
+    rewinds_continue(model, golden[0][:13])
 
 
 def test_bf16_stays_close_and_stays_bf16(name: str, golden: tuple[list[int], np.ndarray]) -> None:

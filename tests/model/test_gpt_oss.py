@@ -21,7 +21,6 @@ from arriero.model.weight import Weight
 from tests.helpers.forward import chunked, whole
 from tests.helpers.golden_store import create_golden
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, dequantize, quantize
-from tests.helpers.rewinds import rewinds_continue, snapshots_continue
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -123,16 +122,6 @@ def test_tokens_sorted_by_expert_give_the_bits_of_few_at_a_time() -> None:
     for name in NAMES:
         model, prompt = load_model(golden(name).typed(), mx.float32), ids(name) * 2
         np.testing.assert_array_equal(whole(model, prompt), chunked(model, prompt, (9,)))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_snapshot_at_every_offset_continues_with_the_same_bits(name: str) -> None:
-    snapshots_continue(load_model(golden(name).typed(), mx.float32), ids(name)[:20])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rewind_to_every_offset_continues_with_the_same_bits(name: str) -> None:
-    rewinds_continue(load_model(golden(name).typed(), mx.float32), ids(name)[:12])
 
 
 def test_a_stored_model_keeps_its_blocks(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from arriero.runner.caches import RecurrentCache
 from tests.helpers.forward import Rows, chunked, whole
 from tests.helpers.golden_store import create_golden
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, quantize
-from tests.helpers.rewinds import held, rewinds_continue, snapshots_continue
+from tests.helpers.rewinds import held
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -266,16 +266,6 @@ class TestTensors:
             CheckpointError, match=r"looked for backbone\.embeddings\.weight, model\.embeddings\.weight"
         ):
             load_model(checkpoint.typed(), mx.float32)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_snapshot_at_every_offset_continues_with_the_same_bits(name: str) -> None:
-    snapshots_continue(load_model(golden(name).typed(), mx.float32), ids(name)[:20])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rewind_to_every_offset_continues_with_the_same_bits(name: str) -> None:
-    rewinds_continue(load_model(golden(name).typed(), mx.float32), ids(name)[:12])
 
 
 def test_tokens_sorted_by_expert_give_the_bits_of_few_at_a_time() -> None:
