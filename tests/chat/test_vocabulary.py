@@ -132,7 +132,7 @@ def test_a_missing_family_is_a_warning(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "bert"),
+        ({"tokenizer.ggml.model": "t5"}, "t5"),
         ({"tokenizer.ggml.model": None}, "None"),
         ({"tokenizer.ggml.tokens": []}, "tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "list of str"),

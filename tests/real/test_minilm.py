@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tokenizers
 
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
 from tests.helpers.live_server import LiveServer, live_server
+from tests.helpers.text_models import tokenizer_of
 from tools.models import fetch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -69,6 +71,30 @@ def test_vectors_equal_those_of_transformers_alone_and_together(server: LiveServ
         for found in (row, alone):
             assert found @ np.array(case["vector"]) > 0.999999
             np.testing.assert_allclose(found, case["vector"], atol=2e-6)
+
+
+def test_its_vocabulary_as_a_gguf_file_has_it_gives_the_same_tokens() -> None:
+    original = tokenizers.Tokenizer.from_file(str(fetch("minilm-tokenizer")))
+    original.no_padding()
+    original.no_truncation()
+    held = original.get_vocab()
+    pieces = sorted(held, key=held.__getitem__)
+
+    def spelled(piece: str) -> str:
+        return piece if piece[:1] == "[" and piece[-1:] == "]" else piece[2:] if piece[:2] == "##" else f"▁{piece}"
+
+    metadata = {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": [spelled(piece) for piece in pieces],
+        "tokenizer.ggml.unknown_token_id": 100,
+        "tokenizer.ggml.cls_token_id": 101,
+        "tokenizer.ggml.seperator_token_id": 102,
+    }
+    made = tokenizer_of(metadata)
+    texts = [case["text"] for case in GOLDEN] + ["İstanbul’da Ελληνικά —русский… ½ ﬁ", "a_b c-d (e) #f @g", "x" * 120]
+    for text in texts:
+        assert made.encode_whole(text, 1000)[0] == original.encode(text).ids, text
 
 
 def test_near_texts_have_near_vectors(server: LiveServer) -> None:

@@ -71,7 +71,9 @@ class EmbeddingRules:
 def _default(files: TextFiles) -> Pooling:
     names = files.json("config.json").get("architectures")
     names = names if isinstance(names, list) else []
-    generates = bool(files.metadata) or any(str(name).endswith(_DECODERS) for name in names)
+    if files.metadata:
+        return "mean" if str(files.metadata.get("general.architecture")).endswith("bert") else "last"
+    generates = any(str(name).endswith(_DECODERS) for name in names)
     return "last" if generates else "mean"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, WordPiece
 
 from arriero.chat.pretokenizers import family
 from arriero.errors import CheckpointError
@@ -18,6 +18,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
 
 _SPACE = "▁"
+_MARKS = {
+    "unknown": ("unknown_token_id",),
+    "first": ("cls_token_id", "bos_token_id"),
+    "last": ("seperator_token_id", "separator_token_id", "eos_token_id"),
+}
+"""Special tokens of WordPiece, by the keys that may hold them (one of them misspelled by its makers)."""
 _LONGEST = 1000
 """Characters of a piece that is made of others; the time to find its parts grows with the square."""
 
@@ -25,13 +31,15 @@ _LONGEST = 1000
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes.
 
-    Raises CheckpointError for a missing or inconsistent key and for a kind that we don't run (WordPiece, Unigram).
+    Raises CheckpointError for a missing or inconsistent key and for a kind that we don't run (Unigram).
     """
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "bert":
+        return _wordpiece(metadata)
     if kind not in ("gpt2", "llama", "gemma4"):
         raise CheckpointError(
-            f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE) and 'gemma4' "
-            "(the same with merges) can be run"
+            f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE), 'gemma4' "
+            "(the same with merges) and 'bert' (WordPiece) can be run"
         )
     tokens = _list(metadata, "tokenizer.ggml.tokens", str)
     types: Sequence[int] = [NORMAL] * len(tokens)
@@ -62,6 +70,35 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             if type_ == wanted and token
         ]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    return tokenizer
+
+
+def _wordpiece(metadata: Mapping[str, Any]) -> Tokenizer:
+    """WordPiece as BERT has it: lower case, without accents, a mark in front of a text and one behind it.
+
+    The files spell a piece that begins a word with `▁` in front, others bare, where BERT has `##` in front of others.
+    """
+    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    vocabulary: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if token.startswith(_SPACE):
+            spelled = token[len(_SPACE) :]
+        else:
+            spelled = token if token.startswith("[") and token.endswith("]") else f"##{token}"
+        vocabulary.setdefault(spelled, index)
+    marks = {}
+    for name, keys in _MARKS.items():
+        found = next((metadata[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in metadata), None)
+        if not isinstance(found, int) or not 0 <= found < len(tokens):
+            raise CheckpointError(f"tokenizer.ggml.{keys[0]} is {found!r}, outside the vocabulary")
+        marks[name] = (tokens[found], found)
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=marks["unknown"][0], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(marks["last"], marks["first"])
+    controls = dict.fromkeys(text for text, _ in marks.values())
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
     return tokenizer
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFFile, GGUFTensor
 from arriero.model.gguf_deepseek import deepseek2, glm4moe
+from arriero.model.gguf_encoders import ENCODERS, encoder_config
 from arriero.model.gguf_hybrids import gpt_oss, nemotron_h
 from arriero.model.gguf_keys import Keys
 from arriero.model.gguf_orders import TILED
@@ -36,6 +37,7 @@ ARCHITECTURES = {
     "cohere2moe": "Cohere2MoeForCausalLM",
     "laguna": "LagunaForCausalLM",
     "gptoss": "GptOssForCausalLM",
+    **ENCODERS,
 }
 MODEL_TYPES = {
     "qwen3moe": "qwen3_moe",
@@ -91,6 +93,8 @@ def config_of(files: Sequence[GGUFFile]) -> dict[str, Any]:
     if architecture not in ARCHITECTURES:
         return {"architectures": [architecture], "model_type": architecture}
     tensors = {name: tensor for part in files for name, tensor in part.tensors.items()}
+    if architecture in ENCODERS:
+        return encoder_config(file, architecture, tensors)
     if _EMBEDDING not in tensors:
         raise CheckpointError(f"{file.path}: the tensor {_EMBEDDING} is missing; pull the model again")
     keys = Keys(file, architecture, tensors)

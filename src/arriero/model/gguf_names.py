@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from arriero.model.gguf_encoders import ENCODERS, encoder_name
+
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -143,6 +145,8 @@ _PARAMETER = re.compile(r"^blk\.(\d+)\.(ssm_a|ssm_dt?)(?:\.bias)?$")
 
 def hugging_face_name(architecture: str, name: str) -> str:
     """The Hugging Face name of a tensor; names that we do not know stay as they are."""
+    if architecture in ENCODERS:
+        return encoder_name(architecture, name)
     modules = LAYER_NAMES.get(architecture)
     if modules is None:
         return name
