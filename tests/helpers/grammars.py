@@ -8,6 +8,7 @@ from typing import Any
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.messages import Grammar, SamplingOptions, Submit, Thoughts, Vocabulary
 from arriero.runner.sampling import Sampler
+from arriero.runner.speculation.speculator import Speculator
 from tests.helpers.tiny_model import TinyModel
 
 PIECES = [
@@ -83,10 +84,12 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
-def engine(ahead: bool = False, rows: int = 8, seed: int = 1) -> Engine:
-    """A small random model that was told the vocabulary."""
-    model = TinyModel("f", context=4096, seed=seed, vocab=len(TOKENS))
-    made = Engine(model, Sampler(len(TOKENS), 4096), Limits(context_length=4096, max_rows=rows), ahead)
+def engine(ahead: bool = False, rows: int = 8, seed: int = 1, speculate: bool = False) -> Engine:
+    """A small random model that was told the vocabulary; `speculate` copies from the rows' own texts."""
+    model, sampler = TinyModel("f", context=4096, seed=seed, vocab=len(TOKENS)), Sampler(len(TOKENS), 4096)
+    speculator = Speculator(model, sampler) if speculate else None
+    limits = Limits(context_length=4096, max_rows=rows)
+    made = Engine(model, sampler, limits, ahead, speculator=speculator)
     made.learn(VOCABULARY)
     return made
 

@@ -207,6 +207,55 @@ def test_a_waiting_row_with_a_grammar_can_be_cancelled() -> None:
     assert [replies[row].reason for row in ("first", "second")] == ["cancelled", "cancelled"]
 
 
+def test_replies_fit_while_copies_of_their_own_text_are_drafted() -> None:
+    made = engine(speculate=True)
+    repeated = {"type": "array", "items": {"const": "abcabc"}, "minItems": 8, "maxItems": 8}
+    for number in range(12):
+        wanted = repeated if number % 2 else SCHEMAS[number]
+        made.submit(ask("row", schema(wanted, OPENED if number % 3 == 2 else None), number))
+        check(run(made)["row"], wanted)
+    counts = made.counts()
+    assert counts.draft_rounds > 0
+    assert 0 < counts.drafts_accepted <= counts.drafts_judged
+
+
+def test_a_call_on_offer_may_stand_in_the_grammars_place() -> None:
+    grammars = Grammars(VOCABULARY, len(TOKENS))
+    wanted = Grammar(kind="regex", text="a{3}", thoughts=OPENED, calls=[b"<think>"])
+    constraint = grammars.begin(wanted, [STOP])
+    constraint.start()
+    for token in (1, 2, UNTHINK):
+        constraint.advance(token)
+    allowed = constraint.allowed()
+    assert allowed[THINK]
+    assert allowed[ord("a")]
+    assert not allowed[STOP]
+    constraint.advance(THINK)
+    assert constraint.allowed().all()
+    grammars.close()
+
+
+def test_thoughts_that_lead_to_a_call_may_end_the_reply() -> None:
+    grammars = Grammars(VOCABULARY, len(TOKENS))
+    for may in (False, True):
+        wanted = Grammar(kind="regex", text="a", thoughts=OPENED, calls_stop=may)
+        constraint = grammars.begin(wanted, [STOP])
+        constraint.start()
+        assert constraint.allowed()[STOP] == may
+    grammars.close()
+
+
+def test_one_line_break_may_follow_thoughts_and_no_more() -> None:
+    grammars = Grammars(VOCABULARY, len(TOKENS))
+    constraint = grammars.begin(Grammar(kind="regex", text="a", thoughts=OPENED), [])
+    constraint.start()
+    constraint.advance(UNTHINK)
+    assert constraint.allowed()[ord("\n")]
+    constraint.advance(ord("\n"))
+    assert np.flatnonzero(constraint.allowed()).tolist() == [ord("a")]
+    grammars.close()
+
+
 def test_control_tokens_are_no_part_of_a_grammars_text() -> None:
     grammars = Grammars(VOCABULARY, len(TOKENS))
     constraint = grammars.begin(Grammar(kind="regex", text="(?s:.*)"), [STOP])
