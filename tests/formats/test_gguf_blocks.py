@@ -98,6 +98,13 @@ def test_of_two_groups_of_16_the_coarser_is_exact_and_the_finer_within_half_a_st
     assert is_coarse.any()
 
 
+@pytest.mark.parametrize("kind", ["Q3_K", "Q6_K"])
+def test_the_middle_code_stands_for_zero_in_every_shared_group(kind):
+    packed = gguf_repack.repack(BY_NAME[kind], random_blocks(kind, 8, 2048, seed=5))
+    assert (packed.scales < 0).any()
+    np.testing.assert_array_equal(packed.biases, -(2.0 ** (packed.layout.bits - 1)) * packed.scales)
+
+
 def test_two_groups_of_2_bits_are_within_half_a_step_of_their_common_range():
     raw = random_blocks("Q2_K", 32, 2048, seed=4)
     values, back = gguf_blocks.decode(BY_NAME["Q2_K"], raw), by_mlx(gguf_repack.repack(BY_NAME["Q2_K"], raw))

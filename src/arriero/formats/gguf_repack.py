@@ -137,14 +137,14 @@ def _shared_step(found: Groups, own_bits: int, bits: int) -> Groups:
     """Two symmetric groups on the grid of the coarser one, refined by the bits to spare.
 
     The coarser group keeps its values; the finer one is off by half a step of the grid (a whole one at the very edge,
-    when the signs of the scales differ).
+    when the signs of the scales differ). The step has the sign of the coarser scale, so that the middle code stands for
+    zero in every group: a matrix whose offsets are all the same number of scales need not keep them.
     """
     scales = found.scales.reshape(len(found.codes), -1, 2)
     sizes = np.abs(scales)
     coarse = np.where(sizes[..., 0] >= sizes[..., 1], scales[..., 0], scales[..., 1])
-    half = np.float32(1 << bits - 1)
-    first = np.where(coarse < 0, 1 - half, -half)
-    steps = np.where(coarse == 0, np.float32(1), np.abs(coarse) * np.float32(2.0 ** (own_bits - bits)))
+    first = np.full_like(coarse, -(1 << bits - 1))
+    steps = np.where(coarse == 0, np.float32(1), coarse * np.float32(2.0 ** (own_bits - bits)))
     return _on_grid(found, steps, first, bits)
 
 
