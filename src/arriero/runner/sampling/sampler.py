@@ -160,11 +160,12 @@ class Sampler:
         tokens out after the penalties, as in `sample`.
         """
         found = self._row(row)
-        scores = logits.astype(mx.float32)
-        count = scores.shape[0]
+        count = logits.shape[0]
         if chain is not None and count > chain.shape[0] + 1:
             raise ValueError(f"{count} lines of logits over a chain of {chain.shape[0]} drafts")
         parameters = Parameters([found.rules])
+        # A cast to float32 does not change which score is the largest.
+        scores = logits if parameters.greedy and not found.rules.window else logits.astype(mx.float32)
         if found.rules.window:
             if chain is None:
                 seen = self._history.tokens(self._history.lines([row]))
