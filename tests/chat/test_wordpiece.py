@@ -95,6 +95,13 @@ def test_a_byte_level_vocabulary_puts_nothing_around_a_text_unless_it_wants_a_be
     assert begun.encode_whole("hello there", 2) == ([begun.bos_id, ids[0]], True)
 
 
+def test_a_gguf_file_may_want_an_end_behind_a_text() -> None:
+    ended = tokenizer_of(byte_level_metadata("qwen2") | {"tokenizer.ggml.add_eos_token": True})
+    ids = ended.encode("hello there", add_bos=False)
+    assert ended.encode_whole("hello there", 100) == ([*ids, ended.eos_id], False)
+    assert ended.encode_whole("hello there", 2) == ([ids[0], ended.eos_id], True)
+
+
 @pytest.mark.parametrize("key", ["unknown_token_id", "bos_token_id", "seperator_token_id"])
 def test_a_mark_that_is_not_there_is_named(key: str) -> None:
     with pytest.raises(CheckpointError, match=r"_id is (99|None)"):

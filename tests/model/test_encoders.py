@@ -16,6 +16,7 @@ from arriero.model.architectures import ENCODERS, check_config, load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Encoder
 from arriero.source import FolderSource
+from tests.helpers.forward import whole
 
 ENCODER_GOLDENS = Path(__file__).parent / "encoders"
 NAMES = sorted(path.name for path in ENCODER_GOLDENS.iterdir())
@@ -172,3 +173,15 @@ def test_encoders_are_known_by_class_and_by_type() -> None:
     assert check_config({"architectures": ["BertModel"]}) == "BertModel"
     assert check_config({"model_type": "xlm-roberta"}) == "XLMRobertaModel"
     assert {"BertModel", "XLMRobertaModel"} <= set(ENCODERS)
+
+
+def test_a_model_whose_files_leave_out_its_stem_gives_the_same_states(tmp_path: Path) -> None:
+    golden = ENCODER_GOLDENS.parent / "goldens" / "llama_llama3_tied"
+    held = mx.load(str(golden / "model.safetensors"))
+    assert isinstance(held, dict)
+    bare = {name.removeprefix("model."): tensor for name, tensor in held.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), bare)
+    shutil.copy(golden / "config.json", tmp_path)
+    model: Any = load_model(Checkpoint.open(FolderSource(str(tmp_path))), mx.float32)
+    with np.load(golden / "golden.npz") as file:
+        np.testing.assert_allclose(whole(model, file["ids"].tolist()), file["logits"], rtol=0, atol=2e-4)

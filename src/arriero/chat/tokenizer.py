@@ -45,6 +45,8 @@ class Tokenizer:
         self.eos_id = _special_id(self, files, "eos")
         self.pad_id = _special_id(self, files, "padding" if files.metadata else "pad")
         self.add_bos = self.bos_id is not None and _adds_bos(core, files, self.bos_id)
+        self.add_eos = bool(files.metadata.get("tokenizer.ggml.add_eos_token", False))
+        """Whether a text for itself ends with the end-of-sequence token though the tokenizer does not put it there."""
         self.stop_ids = stop_token_ids(self, files, templates)
         """Every token that ends a reply; none of them is ever printed."""
         # Some models name an ordinary token as their padding; that one keeps its text.
@@ -93,12 +95,13 @@ class Tokenizer:
             around = self._core.num_special_tokens_to_add(False)
             bare: list[int] = self._core.post_process(self._core.encode("", add_special_tokens=False)).ids
             bos = [self.bos_id] if self.add_bos and self.bos_id is not None and bare[:1] != [self.bos_id] else []
-            room = max(limit - around - len(bos), 0)
+            eos = [self.eos_id] if self.add_eos and self.eos_id is not None and bare[-1:] != [self.eos_id] else []
+            room = max(limit - around - len(bos) - len(eos), 0)
             cut = len(body.ids) > room
             if cut:
                 body.truncate(room)
             ids: list[int] = self._core.post_process(body).ids
-        return [*bos, *ids], cut
+        return [*bos, *ids, *eos], cut
 
     def decode(self, ids: Iterable[int], *, start: bool = True) -> str:
         """Text of token ids: special tokens as their text, invalid bytes as U+FFFD, NUL as nothing.

@@ -49,7 +49,7 @@ class Checkpoint:
         self.config = config
         self.generation_config = generation_config
         self.dialect = dialect
-        self._stored = stored
+        self._stored = _named(stored)
         self._loaded: set[str] = set()
         self._hosted: set[str] = set()
 
@@ -141,3 +141,12 @@ class Checkpoint:
         if name not in self._stored:
             raise CheckpointError(f"{self.label}: tensor {name} is missing; {REPAIR}")
         return self._stored[name]
+
+
+def _named(stored: dict[str, Stored]) -> dict[str, Stored]:
+    """The tensors under the names that architectures know: files of a network without a head leave out `model.`, as
+    those of many models for embeddings do.
+    """
+    if "embed_tokens.weight" not in stored or any(name.startswith(("model.", "lm_head.")) for name in stored):
+        return stored
+    return {f"model.{name}": tensor for name, tensor in stored.items()}
