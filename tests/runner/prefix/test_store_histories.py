@@ -143,7 +143,13 @@ class World:
     def check(self) -> None:
         for row in self.rows:
             row.check()
-        for node in self.store.trie.nodes():
+        trie = self.store.trie
+        owned = sum(s.nbytes for node in trie.nodes() for s in node.snapshots if s is not None)
+        resting = sum(rest.nbytes for node in trie.nodes() for rest in node.rests)
+        assert self.store.nbytes == owned + resting
+        assert len(trie) == len(list(trie.nodes()))
+        for node in trie.nodes():
+            assert all(rest.leaf is node for rest in node.rests)
             stream = [int(key) for above in node.path for key in above.keys]
             assert node.end == len(stream)
             assert node.children == {int(child.keys[0]): child for child in node.children.values()}

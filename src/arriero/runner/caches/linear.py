@@ -138,6 +138,10 @@ class LinearCache(ABC):
         for snapshot in snapshots:
             snapshot.announce()
 
+    def vacate(self, start: int) -> None:
+        """Copy out everything lazy that reaches behind position `start`, where other positions are about to come."""
+        self._protect(start, self._base + self._capacity)
+
     @abstractmethod
     def rewind(self, offset: int, snapshot: Snapshot | None = None) -> bool: ...
 

@@ -2,7 +2,8 @@
 
 One folder for each model and format, so that nothing of another model, dtype or version is ever restored. Files are
 written by a thread of their own, under a temporary name first; what was used longest ago goes when the limit is
-reached. A damaged file is deleted with a warning.
+reached, the end of a history before what it begins with. A damaged file is deleted with a warning. Several processes
+may share a folder; what one of them deletes is gone for the others too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from arriero.errors import CheckpointError
 from arriero.formats.safetensors import SafetensorsFile, write
 from arriero.model.contract import Snapshot
 from arriero.runner.prefix.keys import Keys, common
-from arriero.runner.prefix.record import FORMAT, Record, UnfitRecord, checksum, digest, read_snapshots
+from arriero.runner.prefix.record import FORMAT, Record, UnfitRecord, checksum, history, read_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,12 @@ SUFFIX = ".prefix"
 WAITING_BYTES = 1 << 30
 """Most bytes that wait to be written; what comes on top is not kept on disk."""
 
+PART = ".part"
 PART_SECONDS = 3600
 """Age at which an unfinished file is nobody's any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stretch:
     """One file: positions `[start, end)` behind the history `before`."""
 
@@ -43,7 +46,17 @@ class Stretch:
     start: int
     end: int
     keys: Keys
+    nbytes: int
     written: bool = True
+    lost: bool = False
+    """Could not be written."""
+    above: Stretch | None = None
+    """The file that it goes on from, where that is known."""
+
+    @property
+    def there(self) -> bool:
+        """Whether its file is written, or still to be."""
+        return self.path.exists() if self.written else not self.lost
 
 
 class DiskTier:
@@ -57,10 +70,8 @@ class DiskTier:
         self._waiting = 0
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Stretch, Record] | None] = queue.SimpleQueue()
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.part"):  # of a process that was killed, unless it is just being written
-            if time.time() - path.stat().st_mtime > PART_SECONDS:
-                path.unlink(missing_ok=True)
+        self._make_folder()
+        self._drop_unfinished()
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             stretch = _opened(path)
             if stretch is not None:
@@ -75,35 +86,45 @@ class DiskTier:
         restored. `waiting` counts files that are still to be written.
         """
         best: tuple[list[Stretch], int] = ([], 0)
-        paths: list[tuple[list[Stretch], int]] = [best]
+        paths = [(*best, history())]
+        reached = {0}
         while paths:
-            chain, at = paths.pop()
+            chain, at, before = paths.pop()
             if at > best[1]:
                 best = chain, at
-            for stretch in self._by_before.get(digest(keys[:at]), []):
+            for stretch in self._behind(before.hexdigest()):
                 same = common(stretch.keys, keys[at:])
-                if not stretch.written and not waiting:
+                if stretch.start != at or not (stretch.written or waiting):
                     continue
-                if same == len(stretch.keys):
-                    paths.append(([*chain, stretch], stretch.end))
+                if same == len(stretch.keys) and stretch.end not in reached:
+                    reached.add(stretch.end)  # several processes may have written the same
+                    after = before.copy()
+                    after.update(np.ascontiguousarray(stretch.keys, "<u8").data)
+                    paths.append(([*chain, stretch], stretch.end, after))
                 elif parts and at + same > best[1]:
                     best = [*chain, stretch], at + same
         return best
 
     def read(self, stretch: Stretch, slots: int) -> list[Snapshot | None] | None:
-        """The snapshots of a file, which counts as used now; None, and the file is gone, when it is damaged."""
-        if not stretch.path.exists():  # made room for others, perhaps of another runner
-            self._by_before[stretch.before].remove(stretch)
-            return None
+        """The snapshots of a file; None, and the file is gone, when it is damaged."""
         try:
-            snapshots = read_snapshots(stretch.path, slots)
-            os.utime(stretch.path)
+            return read_snapshots(stretch.path, slots)
+        except FileNotFoundError:  # made room for others, perhaps of another runner
+            return None
         except (UnfitRecord, OSError) as error:
             log.warning("a stored prefix is not used and removed: %s", error)
             self._by_before[stretch.before].remove(stretch)
-            stretch.path.unlink(missing_ok=True)
+            _remove(stretch.path)
             return None
-        return snapshots
+
+    def touch(self, chain: Sequence[Stretch]) -> None:
+        """Count these files as used now, the first of them last: none may go before what goes on from it."""
+        now = time.time_ns()
+        for i, stretch in enumerate(reversed(chain)):
+            try:
+                os.utime(stretch.path, ns=(now + i, now + i))
+            except OSError:
+                continue  # gone, or another user's
 
     def room(self, nbytes: int) -> bool:
         """Whether so many bytes may be kept now; says so in the log when not."""
@@ -114,16 +135,18 @@ class DiskTier:
         log.warning("a prefix of %d bytes is not kept on disk: %d bytes wait to be written already", nbytes, waiting)
         return False
 
-    def keep(self, record: Record, keys: Keys) -> None:
-        """Write a record in the background."""
+    def keep(self, record: Record, keys: Keys, above: Stretch | None) -> Stretch:
+        """Write a record, which goes on from the file `above`, in the background."""
         with self._lock:
             self._waiting += record.nbytes
         start, end = int(record.metadata["start"]), int(record.metadata["end"])
         before = record.metadata["before"]
         path = self._folder / f"{uuid.uuid4().hex}{SUFFIX}"
-        stretch = Stretch(path, before, start, end, np.array(keys[start:end], np.uint64), written=False)
+        own = np.array(keys[start:end], np.uint64)
+        stretch = Stretch(path, before, start, end, own, record.nbytes, written=False, above=above)
         self._by_before.setdefault(before, []).append(stretch)
         self._queue.put((stretch, record))
+        return stretch
 
     def flush(self) -> None:
         """Wait until everything is written."""
@@ -138,21 +161,63 @@ class DiskTier:
         self._queue.put(None)
         self._writer.join()
 
+    def _behind(self, before: str) -> list[Stretch]:
+        """The files that go on from a history; those that are gone meanwhile are forgotten."""
+        found = self._by_before.get(before, [])
+        if found:
+            found[:] = [stretch for stretch in found if stretch.there]
+        return found
+
     def _write_all(self) -> None:
-        while (item := self._queue.get()) is not None:
-            stretch, record = item
-            part = stretch.path.with_suffix(".part")
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """Wait for a record and write it; False at the end. Nothing of it is held while the next one is waited for."""
+        item = self._queue.get()
+        if item is None:
+            return False
+        stretch, record = item
+        try:
+            self._write(stretch, record)
+        except Exception as error:  # noqa: BLE001 - the writer must go on: rows hand it their records for ever
+            stretch.lost = not stretch.written
+            log.warning("a prefix could not be kept on disk: %s", error)
+        finally:
+            with self._lock:
+                self._waiting -= record.nbytes
+        return True
+
+    def _write(self, stretch: Stretch, record: Record) -> None:
+        part = stretch.path.with_suffix(PART)
+        self._make_folder()
+        try:
+            write(part, record.tensors, {**record.metadata, "checksum": checksum(record.tensors, record.metadata)})
+            os.replace(part, stretch.path)
+        except BaseException:
+            _remove(part)
+            raise
+        stretch.written = True
+        chain, above = [stretch], stretch.above
+        while above is not None:
+            chain.append(above)
+            above = above.above
+        self.touch(chain[::-1])
+        self._make_room()
+
+    def _make_folder(self) -> None:
+        """What people said is in these files: nobody else may read them."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _drop_unfinished(self) -> None:
+        """Remove files of processes that were killed; one that is young may just be being written."""
+        for path in self._folder.parent.glob(f"*/*{PART}"):
             try:
-                write(part, record.tensors, {**record.metadata, "checksum": checksum(record.tensors)})
-                os.replace(part, stretch.path)
-                stretch.written = True
-                self._make_room()
-            except OSError as error:
-                log.warning("a prefix could not be kept on disk: %s", error)
-                part.unlink(missing_ok=True)
-            finally:
-                with self._lock:
-                    self._waiting -= record.nbytes
+                old = time.time() - path.stat().st_mtime > PART_SECONDS
+            except OSError:
+                continue
+            if old:
+                _remove(path)
 
     def _make_room(self) -> None:
         """Delete the files used longest ago, of any model, until the limit holds."""
@@ -160,15 +225,25 @@ class DiskTier:
         for path in self._folder.parent.glob(f"*/*{SUFFIX}"):
             try:
                 status = path.stat()
-            except FileNotFoundError:
+            except OSError:
                 continue
             found.append((status.st_mtime_ns, status.st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._limit:
                 return
-            path.unlink(missing_ok=True)
-            total -= size
+            if _remove(path):
+                total -= size
+
+
+def _remove(path: Path) -> bool:
+    """Delete a file that may be gone; False, and a warning, when that is not allowed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("a stored prefix can't be removed: %s", error)
+        return False
+    return True
 
 
 def _opened(path: Path) -> Stretch | None:
@@ -178,11 +253,15 @@ def _opened(path: Path) -> Stretch | None:
         said = file.metadata
         if said["format"] != FORMAT:
             raise ValueError(f"its format is {said['format']}")
-        stretch = Stretch(path, said["before"], int(said["start"]), int(said["end"]), np.array(file.view("keys")))
+        size = path.stat().st_size
+        keys = np.array(file.view("keys"), np.uint64)
+        stretch = Stretch(path, said["before"], int(said["start"]), int(said["end"]), keys, size)
         if len(stretch.keys) != stretch.end - stretch.start:
             raise ValueError("its keys are not as many as its positions")
+    except FileNotFoundError:
+        return None
     except (CheckpointError, OSError, KeyError, ValueError, TypeError) as error:
         log.warning("a stored prefix is not used and removed: %s: %s", path.name, error)
-        path.unlink(missing_ok=True)
+        _remove(path)
         return None
     return stretch

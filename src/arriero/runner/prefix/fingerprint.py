@@ -40,6 +40,13 @@ def fingerprint(
         kernels.probe() if kernels is not None else "plain",
     )
     total.update(repr(how).encode())
+    total.update(identity(source, draft_source).encode())
+    return total.hexdigest()
+
+
+def identity(source: ModelSource, draft_source: ModelSource | None = None) -> str:
+    """What the files of a model and its draft are now. OSError when one can't be read."""
+    total = hashlib.blake2b(digest_size=16)
     for path in [*_files(source), *(() if draft_source is None else _files(draft_source))]:
         total.update(_identity(path))
     return total.hexdigest()

@@ -1,8 +1,9 @@
 """What a stored prefix is matched by: one number per position, which no other input can have.
 
-A token is its id. Positions of an image repeat one placeholder id, so they carry the image's identity instead, with bit
-31 set, which no token id has. Where a draft's cache needs to know the next token (slot s depends on token s + 1), a key
-is a pair: matching k keys then vouches for k + 1 tokens, and a draft's slots below k are right too.
+A token is its id. Positions of an image repeat one placeholder id, so they carry the image's identity instead, hashed
+anew for each, with bit 31 set, which no token id has. Where a draft's cache needs to know the next token (slot s
+depends on token s + 1), a key is a pair: matching k keys then vouches for k + 1 tokens, and a draft's slots below k are
+right too.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def row_keys(tokens: np.ndarray | Sequence[int], media: Sequence[Media] = (), lo
     if media:
         single = single.copy()
     for item in media:
-        single[item.start : item.end] = _fold(item.identity)
+        single[item.start : item.end] = _folds(item.identity, item.end - item.start)
     if lookahead == 0:
         return single
     if lookahead != 1:
         raise ValueError(f"a draft looks 0 or 1 tokens ahead; got {lookahead}")
-    return paired(single)
+    return paired(single & UNKNOWN)
 
 
 def paired(single: Keys) -> Keys:
@@ -63,6 +64,7 @@ def common(first: Keys, second: Keys) -> int:
     return int(different[0]) if len(different) else n
 
 
-def _fold(identity: str) -> np.uint64:
-    digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
-    return np.uint64(int.from_bytes(digest, "little")) | IMAGE_BIT
+def _folds(identity: str, count: int) -> Keys:
+    """For each position of an image a number of 64 bits, of which pairs keep the lower 32."""
+    stream = hashlib.shake_128(identity.encode()).digest(8 * count)
+    return np.frombuffer(stream, "<u8").astype(np.uint64) | IMAGE_BIT

@@ -1,7 +1,7 @@
 """One stretch of a stored prefix as a file: its keys, and what every cache held over it.
 
 A safetensors file. `keys` are the stretch's; `<slot>.range.<keys|values>` and `<slot>.state.<i>` are the arrays of
-the cache slots. The metadata say which positions they stand for, and carry a checksum of all arrays.
+the cache slots. The metadata say which positions they stand for, and carry a checksum of themselves and all arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from arriero.model.contract import Snapshot
 from arriero.runner.caches.snapshot import RangeSnapshot, StateSnapshot
 from arriero.runner.prefix.keys import Keys
 
-FORMAT = "arriero-prefix-1"
+FORMAT = "arriero-prefix-2"
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -73,15 +73,18 @@ def make_record(keys: Keys, start: int, end: int, snapshots: Sequence[Snapshot |
 
 
 def read_snapshots(path: Path, slots: int) -> list[Snapshot | None]:
-    """The snapshots of a record, checked byte for byte; raises UnfitRecord."""
+    """The snapshots of a record, checked byte for byte; raises UnfitRecord, and FileNotFoundError."""
     try:
         file = SafetensorsFile(path)
         views = {name: file.view(name) for name in file.tensors}
         ends = {int(slot): (int(a), int(b)) for slot, (a, b) in json.loads(file.metadata["snapshots"]).items()}
-        wanted = file.metadata["checksum"]
+        said = dict(file.metadata)
+        wanted = said.pop("checksum")
+    except FileNotFoundError:
+        raise
     except (CheckpointError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise UnfitRecord(f"{path.name} cannot be read: {error}") from error
-    if checksum(views) != wanted:
+    if checksum(views, said) != wanted:
         raise UnfitRecord(f"{path.name} is damaged: its checksum is not that of its contents")
     snapshots: list[Snapshot | None] = [None] * slots
     for slot, (start, end) in ends.items():
@@ -98,12 +101,18 @@ def read_snapshots(path: Path, slots: int) -> list[Snapshot | None]:
 
 def digest(keys: Keys) -> str:
     """What names a history."""
-    return hashlib.blake2b(np.ascontiguousarray(keys, "<u8").tobytes(), digest_size=16).hexdigest()
+    return history(keys).hexdigest()
 
 
-def checksum(tensors: Mapping[str, np.ndarray]) -> str:
-    """Of names, shapes and bytes."""
+def history(keys: Keys | None = None) -> hashlib.blake2b:
+    """The hash behind `digest`, which later keys can be added to."""
+    return hashlib.blake2b(b"" if keys is None else np.ascontiguousarray(keys, "<u8").data, digest_size=16)
+
+
+def checksum(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Of names, shapes and bytes, and of what is said of them."""
     total = hashlib.blake2b(digest_size=16)
+    total.update(json.dumps(sorted(metadata.items())).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
         total.update(f"{name} {array.dtype} {array.shape};".encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,15 +11,14 @@ from typing import Protocol
 import numpy as np
 
 from arriero.model.contract import RowCaches, Snapshot
+from arriero.runner.caches.linear import LinearCache
 from arriero.runner.caches.snapshot import RangeSnapshot
-from arriero.runner.prefix.disk import DiskTier
+from arriero.runner.prefix.disk import DiskTier, Stretch
 from arriero.runner.prefix.keys import Keys
 from arriero.runner.prefix.node import Node, keeps_every_position
 from arriero.runner.prefix.record import digest, make_record
 from arriero.runner.prefix.restore import restore
 from arriero.runner.prefix.trie import PrefixTrie
-
-log = logging.getLogger(__name__)
 
 RESTORE_EVERY = 8192
 """Prompt positions between two places to restore from, for caches that can't go back by themselves."""
@@ -27,6 +26,8 @@ BEFORE_END = 4
 """Such a place this far before a prompt's end: a regenerated answer, or another generation prompt, restarts there."""
 WORTH_READING = 32
 """Positions that a file must add to what is known to be written, or read."""
+PIECE_BYTES = 256 << 20
+"""A longer stretch becomes several files."""
 MOST_BOUNDARIES = 3
 """Ends of messages, the last ones, that become such places: each costs a state of every layer."""
 
@@ -44,6 +45,8 @@ class Reuse:
     """The first stored keys where the prompt goes on otherwise."""
     planned: list[int] = field(default_factory=list)
     """Offsets where captures are due."""
+    states: list[weakref.ref[Snapshot]] = field(default_factory=list)
+    """Whole states that it has left in the trie so far: of no use, should the row fail."""
 
 
 class MakesCaches(Protocol):
@@ -62,6 +65,8 @@ class PrefixStore:
         self._model = model
         self._disk = disk
         self._trie = PrefixTrie(model.new_caches(), budget)
+        self._allowed = budget
+        """Bytes that may be held now; less than the budget while rows have reserved the rest."""
         self._ranges = [keeps_every_position(kind) for kind in self._trie.kinds]
         self._all_ranges = all(r for r, kind in zip(self._ranges, self._trie.kinds, strict=True) if kind is not None)
 
@@ -87,17 +92,21 @@ class PrefixStore:
         most = len(keys) - 1 if most is None else most
         found = self._trie.match(keys)
         length = min(found.length, most)
-        caches = self._trie.take_rest(keys, length) if length else None
-        caches = caches or self._model.new_caches()
+        taken = self._trie.take_rest(found.path, length) if length else None
+        caches = taken or self._model.new_caches()
         offset = restore(caches, found.path, length) if length else 0
+        if taken and offset < found.path[-1].end:
+            self._part(caches, keys, offset)
         if self._disk is not None and self._from_disk(self._disk, keys, offset):
             found = self._trie.match(keys)
             length = min(found.length, most)
-            offset = restore(caches, found.path, length)
+            if length > offset:
+                offset = restore(caches, found.path, length)
             self.shrink()
         if found.path:
             self._trie.touch(found.path[-1])
-        reuse = Reuse(caches, offset, found.length, found.differs)
+        # More than is stored by now where files needed the room of what was taken over.
+        reuse = Reuse(caches, offset, max(found.length, offset), found.differs if found.length >= offset else ())
         self._plan(reuse, most, boundaries, length)
         return reuse
 
@@ -137,22 +146,26 @@ class PrefixStore:
         for slot, cache in enumerate(caches):
             if cache is not None and not self._ranges[slot] and last.snapshots[slot] is None:
                 last.snapshots[slot] = cache.snapshot()
+        last.recount()
         if self._disk is not None:
             self._to_disk(self._disk, keys, path, caches)
         self._trie.touch(last)
         self._trie.rest(caches, last)
-        self._trie.tidy()
+        self._trie.tidy(path)
         self._trie.compact(path)
         self.shrink()
 
     def abandon(self, reuse: Reuse) -> None:
         """The row has failed: what its caches hold, and what shares their memory, is of no use."""
-        self._trie.forget(reuse.caches)
+        states = [state for reference in reuse.states if (state := reference()) is not None]
+        self._trie.forget(reuse.caches, states)
         self._free(reuse.caches)
 
     def shrink(self, budget: int | None = None) -> None:
-        """Hold at most `budget` bytes (default: the store's own budget)."""
-        self._trie.shrink(self._trie.budget if budget is None else min(budget, self._trie.budget))
+        """Hold at most `budget` bytes (default: as many as last time), and never more than the store's own budget."""
+        if budget is not None:
+            self._allowed = min(budget, self._trie.budget)
+        self._trie.shrink(self._allowed)
 
     def clear(self) -> None:
         """Forget everything that is in memory."""
@@ -163,6 +176,18 @@ class PrefixStore:
         self.clear()
         if self._disk is not None:
             self._disk.close()
+
+    def _part(self, caches: RowCaches, keys: Keys, offset: int) -> None:
+        """Caches that were taken over go on at `offset`, before their end: what is stored of the rest moves out now.
+
+        Done here and not by the row's first write, so that its bytes are counted before the row takes its own.
+        """
+        if offset:
+            self._trie.advance(keys[:offset])
+        for cache in caches:
+            if isinstance(cache, LinearCache):
+                cache.vacate(offset)
+        self.shrink()
 
     def _plan(self, reuse: Reuse, most: int, boundaries: Sequence[int], matched: int) -> None:
         if self._all_ranges:
@@ -189,8 +214,11 @@ class PrefixStore:
             self._cover(path, reuse.caches)
             last = path[-1]
             for slot, captured in enumerate(rows):
-                if captured and captured[i] is not None and last.snapshots[slot] is None:
-                    last.snapshots[slot] = captured[i]
+                state = captured[i] if captured else None
+                if state is not None and last.snapshots[slot] is None:
+                    last.snapshots[slot] = state
+                    reuse.states.append(weakref.ref(state))
+            last.recount()
         self._schedule(reuse, later)
 
     def _cover(self, path: Sequence[Node], caches: RowCaches) -> None:
@@ -199,15 +227,20 @@ class PrefixStore:
             for slot, cache in enumerate(caches):
                 if self._ranges[slot] and cache is not None:
                     node.snapshots[slot] = cache.lazy(node.start, node.end)  # type: ignore[attr-defined]
+            node.recount()
 
     def _from_disk(self, disk: DiskTier, keys: Keys, known: int) -> bool:
         """Bring into memory what the disk holds beyond `known` positions; whether that was anything."""
         chain, length = disk.match(keys, parts=self._all_ranges)
         if length < known + WORTH_READING:
             return False
-        for stretch in chain:
-            if stretch.end <= known:
-                continue
+        wanted, total = self._fitting([stretch for stretch in chain if stretch.end > known])
+        if not wanted:
+            return False
+        self._trie.shrink(self._allowed - total)
+        if self._trie.match(keys).length < wanted[0].start:
+            return True  # what they go on from had to make room
+        for stretch in wanted:
             snapshots = disk.read(stretch, len(self._trie.kinds))
             if snapshots is None:
                 return True
@@ -216,7 +249,19 @@ class PrefixStore:
             path = self._trie.advance(history)
             self._fill([node for node in path if node.start >= stretch.start], snapshots)
             self._trie.touch(path[-1])
+        disk.touch(chain)
         return True
+
+    def _fitting(self, stretches: Sequence[Stretch]) -> tuple[list[Stretch], int]:
+        """Those of them, from the first on, that may be in memory at once, and their bytes."""
+        wanted: list[Stretch] = []
+        total = 0
+        for stretch in stretches:
+            if total + stretch.nbytes > self._allowed:
+                break
+            total += stretch.nbytes
+            wanted.append(stretch)
+        return wanted, total
 
     def _fill(self, nodes: Sequence[Node], snapshots: list[Snapshot | None]) -> None:
         """Divide the snapshots of one stretch among its nodes, which keep what they have."""
@@ -232,26 +277,37 @@ class PrefixStore:
                     piece = snapshot
                 if node.snapshots[slot] is None:
                     node.snapshots[slot] = piece
+            node.recount()
 
     def _to_disk(self, disk: DiskTier, keys: Keys, path: Sequence[Node], caches: RowCaches) -> None:
         """Write what the disk does not know of a row's path."""
-        _, known = disk.match(keys[: path[-1].end], waiting=True)
+        chain, known = disk.match(keys[: path[-1].end], waiting=True)
         if path[-1].end - known < WORTH_READING:
             return
+        above = chain[-1] if chain else None
         for node in path:
-            if node.end <= known:
-                continue
             start = max(node.start, known)
-            pieces = [
-                cache.lazy(start, node.end) if self._ranges[slot] and cache is not None else node.snapshots[slot]  # type: ignore[attr-defined]
-                for slot, cache in enumerate(caches)
-            ]
-            if not disk.room(sum(_bytes(piece) for piece in pieces if piece is not None)):
-                return
-            record = make_record(keys, start, node.end, pieces, digest(keys[:start]))
-            if record is None:
-                return
-            disk.keep(record, keys)
+            while start < node.end:
+                pieces = [
+                    cache.lazy(start, node.end) if self._ranges[slot] and cache is not None else node.snapshots[slot]  # type: ignore[attr-defined]
+                    for slot, cache in enumerate(caches)
+                ]
+                end = node.end
+                nbytes = sum(_bytes(piece) for piece in pieces if piece is not None)
+                if nbytes > PIECE_BYTES and end - start > WORTH_READING:
+                    end = start + max(WORTH_READING, (end - start) * PIECE_BYTES // nbytes)
+                    nbytes = PIECE_BYTES
+                    pieces = [
+                        cache.lazy(start, end) if self._ranges[slot] and cache is not None else None  # type: ignore[attr-defined]
+                        for slot, cache in enumerate(caches)
+                    ]
+                if not disk.room(nbytes):
+                    return
+                record = make_record(keys, start, end, pieces, digest(keys[:start]))
+                if record is None:
+                    return
+                above = disk.keep(record, keys, above)
+                start = end
 
     def _free(self, caches: RowCaches) -> None:
         for cache in caches:

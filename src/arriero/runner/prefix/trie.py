@@ -10,35 +10,40 @@ Only the array thread may call it. Refuses to know tokens' text, requests and th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from arriero.model.contract import RowCaches, Snapshot
 from arriero.runner.caches.linear import LinearCache
 from arriero.runner.prefix.keys import Keys, common
-from arriero.runner.prefix.node import Node, keeps_every_position, owners
-
-log = logging.getLogger(__name__)
+from arriero.runner.prefix.node import Ledger, Node, keeps_every_position, owners
 
 _EMPTY = np.zeros(0, np.uint64)
 _SHOWN = 8
 """Stored keys that a match shows where a prompt differs."""
 
+MOST_NODES = 4096
+"""However few bytes they hold: every node costs host memory, and time where the oldest one is looked for."""
 
-@dataclass(slots=True)
+
 class Rest:
-    """Caches of a row that has ended, at the end of its last node."""
+    """Caches of a row that has ended, at the end of its last node. Nobody writes to them, so their size stays."""
 
-    caches: RowCaches
-    leaf: Node
+    __slots__ = ("caches", "leaf", "nbytes")
 
-    @property
-    def nbytes(self) -> int:
+    def __init__(self, caches: RowCaches, leaf: Node) -> None:
+        self.caches = caches
+        self.leaf = leaf
+        self.nbytes = sum(cache.nbytes for cache in caches if cache is not None and isinstance(cache, LinearCache))
         """Bytes of the buffers that lazy snapshots share; whole states count with their own snapshots."""
-        return sum(cache.nbytes for cache in self.caches if cache is not None and isinstance(cache, LinearCache))
+
+    def shares(self, node: Node) -> bool:
+        """Whether the node's snapshots still live in these caches."""
+        mine = {id(cache) for cache in self.caches if cache is not None}
+        return any(id(owner) in mine for owner in owners(node.snapshots))
 
     def free(self) -> None:
         """Drop the buffers; snapshots that still share them are copied out first."""
@@ -74,14 +79,22 @@ class PrefixTrie:
         """`kinds` are fresh caches of the model, asked how their snapshots split and merge; `budget` is in bytes."""
         self.kinds = kinds
         self.budget = budget
-        self.root = Node(None, _EMPTY, 0, len(kinds))
-        self._rests: list[Rest] = []
+        self._ledger = Ledger(kinds)
+        self.root = Node(None, _EMPTY, 0, self._ledger)
+        self._rests: dict[int, Rest] = {}
+        """By identity, the oldest first."""
+        self._resting = 0
+        """Their bytes."""
         self._clock = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held for later rows."""
-        return sum(node.nbytes for node in self.nodes()) + sum(rest.nbytes for rest in self._rests)
+        return self._ledger.nbytes + self._resting
+
+    def __len__(self) -> int:
+        """Nodes but the root."""
+        return self._ledger.nodes
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
@@ -120,95 +133,101 @@ class PrefixTrie:
             return []
         node = found.path[-1] if found.path else self.root
         if found.length < node.end:
-            node = node.split(found.length, self.kinds)
+            node = node.split(found.length)
         if found.length < len(keys):
             node = node.grow(keys[found.length :])
         return node.path
 
     def rest(self, caches: RowCaches, leaf: Node) -> None:
         """Keep the caches of a row that has ended at `leaf`."""
-        self._rests.append(Rest(caches, leaf))
+        rest = Rest(caches, leaf)
+        leaf.rests.append(rest)
+        self._rests[id(rest)] = rest
+        self._resting += rest.nbytes
 
-    def take_rest(self, keys: Keys, length: int) -> RowCaches | None:
-        """Resting caches that hold at least the first `length` keys of a prompt, to go on with in place."""
-        best = None
-        for rest in self._rests:
-            path = rest.leaf.path
-            shared = 0
-            for node in path:
-                shared += common(node.keys, keys[node.start :])
-                if shared < node.end:
-                    break
-            if shared >= length and (best is None or rest.leaf.last_used > best.leaf.last_used):
-                best = rest
+    def take_rest(self, path: Sequence[Node], length: int) -> RowCaches | None:
+        """Resting caches that hold the first `length` keys of the matched `path`, to go on with in place.
+
+        None, too, where they hold more behind `length` than before: that would have to be copied out, and copying what
+        comes before into other caches takes less.
+        """
+        top = next((node for node in path if node.end >= length), None)
+        if top is None:
+            return None
+        best, waiting = None, [top]
+        for node in waiting:
+            waiting += node.children.values()
+            if node.rests and node.end <= 2 * length and (best is None or node.last_used > best.leaf.last_used):
+                best = node.rests[-1]
         if best is None:
             return None
-        self._rests.remove(best)
+        self._part(best)
         return best.caches
 
-    def tidy(self) -> None:
-        """End the rests whose last node lives in other memory by now."""
-        for rest in list(self._rests):
-            mine = {id(cache) for cache in rest.caches if cache is not None}
-            if not any(id(owner) in mine for owner in owners(rest.leaf.snapshots)):
-                self._rests.remove(rest)
+    def tidy(self, path: Sequence[Node]) -> None:
+        """End the rests on a path whose last node lives in other memory by now."""
+        for node in path:
+            for rest in [rest for rest in node.rests if not rest.shares(node)]:
+                self._part(rest)
                 rest.free()
 
     def shrink(self, budget: int) -> None:
         """Forget what was used longest ago until at most `budget` bytes are held, or nothing more can go."""
-        held = self.nbytes
-        while held > budget and self._forget_one():
-            held = self.nbytes
+        if self.nbytes <= budget and len(self) <= MOST_NODES:
+            return
+        oldest = [_age(node) for node in self.nodes() if not node.children or node.restorable]
+        heapify(oldest)
+        while oldest and (self.nbytes > budget or len(self) > MOST_NODES):
+            node = heappop(oldest)[-1]
+            above = node.parent
+            if above is None:
+                continue
+            if not node.children:
+                self._remove(node)
+                if not above.children and above.parent is not None:
+                    heappush(oldest, _age(above))
+            elif self.nbytes > budget:
+                for slot, kind in enumerate(self.kinds):
+                    if not keeps_every_position(kind):
+                        node.snapshots[slot] = None
+                node.recount()
+        while self.nbytes > budget and self._rests:
+            rest = next(iter(self._rests.values()))
+            self._part(rest)
+            rest.free()
 
-    def forget(self, caches: RowCaches) -> None:
-        """Drop every node that shares memory with these caches, and what hangs below: their row has failed."""
-        failed = {id(cache) for cache in caches if cache is not None}
+    def forget(self, caches: RowCaches, states: Sequence[Snapshot] = ()) -> None:
+        """Drop every node that shares memory with these caches or holds one of these states, and what hangs below:
+        their row has failed.
+        """
+        failed = {id(each) for each in (*caches, *states) if each is not None}
         for node in list(self.nodes()):
-            if any(id(owner) in failed for owner in owners(node.snapshots)):
+            if node.parent is not None and any(
+                id(each) in failed for each in (*owners(node.snapshots), *node.snapshots)
+            ):
                 self._remove(node)
 
     def clear(self) -> None:
         """Forget everything."""
-        self.root.children.clear()
-        for rest in self._rests:
-            rest.free()
-        self._rests.clear()
+        for node in list(self.root.children.values()):
+            self._remove(node)
 
     def compact(self, path: Sequence[Node]) -> None:
         """Join nodes of a path where the upper one has one child and no state of its own, if that copies nothing."""
         for node in path[1:]:
             above = node.parent
             assert above is not None
-            if len(above.children) > 1 or self._restorable(above) or any(rest.leaf is above for rest in self._rests):
+            if len(above.children) > 1 or above.restorable or above.rests:
                 continue
             pairs = zip(self.kinds, above.snapshots, node.snapshots, strict=True)
             if all(_joins_freely(first, second) for kind, first, second in pairs if keeps_every_position(kind)):
-                node.absorb(self.kinds)
+                node.absorb()
 
-    def _restorable(self, node: Node) -> bool:
-        """Whether the node holds a state that no other node can give."""
-        pairs = zip(self.kinds, node.snapshots, strict=True)
-        return any(snapshot is not None and not keeps_every_position(kind) for kind, snapshot in pairs)
-
-    def _forget_one(self) -> bool:
-        """Make one step towards less memory; False when nothing is left to forget."""
-        candidates = [node for node in self.nodes() if not node.children or self._restorable(node)]
-        if not candidates:
-            return self._free_oldest_rest()
-        oldest = min(candidates, key=lambda node: (node.last_used, -node.end, -node.nbytes))
-        if oldest.children:
-            for slot, kind in enumerate(self.kinds):
-                if not keeps_every_position(kind):
-                    oldest.snapshots[slot] = None
-        else:
-            self._remove(oldest)
-        return True
-
-    def _free_oldest_rest(self) -> bool:
-        if not self._rests:
-            return False
-        self._rests.pop(0).free()
-        return True
+    def _part(self, rest: Rest) -> None:
+        """The trie no longer keeps these caches."""
+        rest.leaf.rests.remove(rest)
+        del self._rests[id(rest)]
+        self._resting -= rest.nbytes
 
     def _remove(self, node: Node) -> None:
         """Take a node and all below it out of the trie, and end the rests there."""
@@ -220,21 +239,25 @@ class PrefixTrie:
         first = int(node.keys[0])
         if parent.children.get(first) is node:
             del parent.children[first]
-        gone = {id(each) for each in below}
-        ended = [rest for rest in self._rests if id(rest.leaf) in gone]
+        ended = [rest for each in below for rest in each.rests]
         for each in below:
-            each.snapshots = [None] * len(self.kinds)
+            each.drop()
         for rest in ended:
             self._end(rest, parent)
 
     def _end(self, rest: Rest, above: Node) -> None:
         """A rest whose last node is gone goes on at the node above, while that still shares its memory."""
-        mine = {id(cache) for cache in rest.caches if cache is not None}
-        while above.parent is not None and not any(id(owner) in mine for owner in owners(above.snapshots)):
+        while above.parent is not None and not rest.shares(above):
             above = above.parent
-        still = above.parent is not None
-        if still and not above.children:
+        if above.parent is not None and not above.children:
+            rest.leaf.rests.remove(rest)
             rest.leaf = above
+            above.rests.append(rest)
             return
-        self._rests.remove(rest)
+        self._part(rest)
         rest.free()
+
+
+def _age(node: Node) -> tuple[int, int, int, int, Node]:
+    """What goes first is least: used longest ago, then furthest from the root, then largest."""
+    return node.last_used, -node.end, -node.nbytes, id(node), node
