@@ -168,7 +168,10 @@ class Engine:
                 return
         for row in self._rows:
             if row.id == row_id:
-                self._finish(row, "cancelled")
+                try:
+                    self._finish(row, "cancelled")
+                except Exception as error:  # noqa: BLE001 - a draft may still have had to compute something
+                    self._fail(error)
                 return
 
     def limit(self, context_length: int, cache_bytes: int) -> None:
@@ -317,23 +320,24 @@ class Engine:
         """Whether a row waits for another that is just reading a good deal of its prompt."""
         if not self.limits.prefix_bytes:
             return False
-        if row.leader is None:
-            self._find_leader(row)
-        leader, shared = row.leader, row.shared
-        if leader is None:
-            return False
-        if leader.phase is Phase.PREFILLING and leader.reuse is not None:
-            self.prefixes.share(leader.reuse, leader.keys, capture=shared)
-            return leader.position < shared
-        return False
+        leader = row.leader
+        if leader is not None and (leader.phase is not Phase.PREFILLING or leader.position >= row.shared):
+            if leader.phase is Phase.PREFILLING and leader.reuse is not None:
+                self.prefixes.share(leader.reuse, leader.keys)
+            # Another one of those that waited for it may be reading the rest of what this one needs.
+            leader = row.leader = None
+        return leader is not None or self._find_leader(row)
 
-    def _find_leader(self, row: Row) -> None:
+    def _find_leader(self, row: Row) -> bool:
         known = self.prefixes.known(row.keys)
         for other in self._rows:
             shared = min(common(row.keys, other.keys), len(row.prompt) - 1, len(other.prompt) - 1)
             if other.phase is Phase.PREFILLING and shared - max(known, other.position) >= WORTH_WAITING:
                 row.leader, row.shared = other, shared
-                return
+                if other.reuse is not None:
+                    self.prefixes.share(other.reuse, other.keys, capture=shared)
+                return True
+        return False
 
     def _make_room(self) -> None:
         """Stored prefixes live in what no row has reserved."""
@@ -436,10 +440,13 @@ class Engine:
         if self._speculator is not None and row.phase is not Phase.WAITING:
             self._speculator.settle(row)
         self._leave([row])
-        finished = row.finish(reason)
+        self.outbox.append(row.finish(reason))
         if row.reuse is not None:
-            self.prefixes.close(row.reuse, row.all_keys())
-        self.outbox.append(finished)
+            try:
+                self.prefixes.close(row.reuse, row.all_keys())
+            except Exception as error:  # the reply is whole, and other rows run on
+                log.error("what a row computed cannot be kept", exc_info=error)
+                self.prefixes.abandon(row.reuse)
         self._make_room()
 
     def _drop(self, row: Row, error: ArrieroError) -> None:

@@ -37,7 +37,7 @@ from arriero.runner.messages import (
 )
 from arriero.runner.parent import bind_to_parent
 from arriero.runner.prefix.disk import DiskTier
-from arriero.runner.prefix.fingerprint import fingerprint
+from arriero.runner.prefix.fingerprint import fingerprint, identity
 from arriero.runner.sampling import Sampler
 from arriero.runner.speculation.controller import Depths, EveryRound
 from arriero.runner.speculation.opening import make_speculator, open_draft
@@ -125,6 +125,7 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
             raise Interrupted
         channel.send([progress])
 
+    files = _files(config)
     loaded = load(config.source, config.dtype, report, config.prefill, partial(open_draft, config))
     if isinstance(loaded, LoadedEncoder):
         report(Loading(loaded.weight_bytes, loaded.weight_bytes, "warm-up"))
@@ -147,7 +148,7 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
 
     warm_up(engine(replace(limits, prefix_bytes=0), depths=EveryRound()))
     wire_weights()
-    disk = _disk(config, str(loaded.dtype), "" if draft is None else draft.facts.architecture)
+    disk = _disk(config, files, str(loaded.dtype), "" if draft is None else draft.facts.architecture)
     mx.reset_peak_memory()
     return engine(limits, disk), Ready(
         architecture=facts.architecture,
@@ -185,15 +186,28 @@ def _encoder(config: RunnerConfig, loaded: LoadedEncoder, started: float) -> tup
     )
 
 
-def _disk(config: RunnerConfig, dtype: str, draft: str) -> DiskTier | None:
-    """Where stored prefixes outlive this process; None, and a warning, when the folder can't be used."""
+def _files(config: RunnerConfig) -> str:
+    """What the files of the model and its draft are now; '' where nobody asks, or they can't be read."""
+    try:
+        return identity(config.source, config.draft) if config.prefix_folder else ""
+    except OSError as error:
+        log.debug("the model's files cannot be identified: %s", error)
+        return ""
+
+
+def _disk(config: RunnerConfig, files: str, dtype: str, draft: str) -> DiskTier | None:
+    """Where stored prefixes outlive this process; None, and a warning, when the folder can't be used.
+
+    `files` is what the model's files were before they were loaded.
+    """
     if not config.prefix_folder:
         return None
-    folder = Path(config.prefix_folder) / fingerprint(
-        config.source, dtype, device_name(), config.prefill, draft, config.draft
-    )
     try:
-        return DiskTier(folder, config.prefix_folder_bytes)
+        if _files(config) != files:
+            log.warning("prefixes are not kept on disk: the model's files were changed while they were loaded")
+            return None
+        name = fingerprint(config.source, dtype, device_name(), config.prefill, draft, config.draft)
+        return DiskTier(Path(config.prefix_folder) / name, config.prefix_folder_bytes)
     except OSError as error:
         log.warning("prefixes are not kept on disk, %s cannot be used: %s", config.prefix_folder, error)
         return None
