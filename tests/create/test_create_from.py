@@ -157,7 +157,9 @@ def test_a_go_template_is_taken_and_a_broken_one_refused(store, tmp_path):
     create(store, CreateRequest(model="bare", files=files, template=go), lambda status: None)
     files = upload(store, tmp_path / "m")
     with pytest.raises(TemplateError, match="line 1: the function shout is unknown"):
-        create(store, CreateRequest(model="broken", files=files, template=go + "{{ shout .Prompt }}"), lambda status: None)
+        create(
+            store, CreateRequest(model="broken", files=files, template=go + "{{ shout .Prompt }}"), lambda status: None
+        )
 
 
 DIGEST = "sha256:" + "0" * 64
@@ -179,8 +181,8 @@ DIGEST = "sha256:" + "0" * 64
         ({"from_": "", "files": {"a.gguf": "sha256:0"}}, InvalidRequest, "^invalid digest format"),
         ({"adapters": {"a": DIGEST}}, UnsupportedFeature, "'adapters'"),
         ({"draft_files": {"a": DIGEST}}, UnsupportedFeature, "'draft_files'"),
-        ({"quantize": "int4"}, UnsupportedFeature, "'quantize' is not supported yet"),
-        ({"quantization": "int4"}, UnsupportedFeature, "'quantize'"),
+        ({"quantize": "int5"}, InvalidRequest, "quantisation 'int5' is not known; it can be nvfp4, .*"),
+        ({"quantization": "q5_K_M"}, InvalidRequest, "'q5_K_M' is not known"),
         ({"draft_quantize": "int4"}, UnsupportedFeature, "'draft_quantize'"),
         ({"remote_host": "http://x"}, UnsupportedFeature, "'remote_host'"),
         ({"path": "/etc"}, InvalidRequest, "'path' is not accepted"),

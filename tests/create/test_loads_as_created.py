@@ -10,6 +10,7 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.source import FolderSource
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import packed, tensors, upload, write_folder
+from tests.helpers.unchecked import unchecked
 
 NARROW = {name: value for name, value in tensors().items() if "down" not in name}
 MIXED = packed(NARROW, 4, 32) | packed({"model.embed_tokens.weight": NARROW["model.embed_tokens.weight"]}, 8, 64)
@@ -66,7 +67,7 @@ def test_a_stored_model_opens_as_its_folder(tmp_path, held, quantization):
     config = {"quantization": quantization} if quantization else {}
     folder = write_folder(tmp_path / "m", {"model.safetensors": held}, config=config)
     store = Store(tmp_path / "store")
-    model = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None)
+    model = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None, check=unchecked)
     ours, theirs = Checkpoint.open(model.source()), Checkpoint.open(FolderSource(path=str(folder)))
     assert ours.config == theirs.config
     assert sorted(ours.names()) == sorted(theirs.names())
@@ -84,6 +85,6 @@ def test_a_stored_model_opens_as_its_folder(tmp_path, held, quantization):
 def test_an_mlx_conversion_stays_one(tmp_path):
     folder = write_folder(tmp_path / "m", metadata={"format": "mlx"})
     store = Store(tmp_path / "store")
-    model = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None)
+    model = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None, check=unchecked)
     assert Checkpoint.open(FolderSource(path=str(folder))).dialect == "mlx"
     assert Checkpoint.open(model.source()).dialect == "mlx"

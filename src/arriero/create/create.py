@@ -6,8 +6,9 @@ Nothing is named before everything that it needs is on disk, and a failure leave
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import msgspec
 from arriero.chat.files import TextFiles
 from arriero.chat.model_text import ModelText
 from arriero.chat.templates import ChatTemplates, compiled
+from arriero.create.check import check_plan
 from arriero.create.fields import fields_of
 from arriero.create.gguf import GGUFModel, read_gguf
 from arriero.create.inventory import Inventory, take_inventory
 from arriero.create.kinds import refuse, sniff
-from arriero.create.plan import Plan, make_plan
+from arriero.create.plan import BlobPlan, Plan, make_plan
+from arriero.create.precisions import parse_precision
+from arriero.create.recode import Recoding
 from arriero.create.request import CreateRequest, check_parameters, check_request
 from arriero.create.write import write_tensor
 from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
@@ -42,14 +46,18 @@ log = logging.getLogger(__name__)
 Progress = Callable[[dict[str, Any]], None]
 """Takes each status object (`{"status": …}`, for bytes with `total` and `completed`); raising stops the import."""
 
+Check = Callable[[Plan, Mapping[str, Path]], None]
+"""Raises CheckpointError for a plan that makes no model, given the configuration files by name."""
+
 _REPORT_EVERY = 0.1
 
 
-def create(store: Store, request: CreateRequest, progress: Progress) -> StoredModel:
+def create(store: Store, request: CreateRequest, progress: Progress, *, check: Check = check_plan) -> StoredModel:
     """Make and name a model; blocking, for a thread.
 
-    The last status is `success`. Raises InvalidRequest, UnsupportedFeature, NotFound (the base model), CheckpointError,
-    UnsupportedArchitecture, TemplateError or StoreError; whatever `progress` raises ends the import too.
+    `check` is asked before the first weight is written. The last status is `success`. Raises InvalidRequest,
+    UnsupportedFeature, NotFound (the base model), CheckpointError, UnsupportedArchitecture, TemplateError or
+    StoreError; whatever `progress` raises ends the import too.
     """
     request = _with_modelfile(request)
     check_request(request)
@@ -57,12 +65,16 @@ def create(store: Store, request: CreateRequest, progress: Progress) -> StoredMo
     for name in sorted(OBSOLETE & request.parameters.keys()):
         log.warning("parameter %s has no effect any more and is left out", name)
     with store.building() as build:
+        if request.from_ and request.precision:
+            raise UnsupportedFeature(
+                f"'quantize' was asked for the stored model {request.from_}; quantise while importing the original"
+            )
         if request.from_:
             base = store.get(request.from_)
             origin = _from_model(base, request, progress)
         else:
             base = None
-            origin = _from_files(store, build, request, progress)
+            origin = _from_files(store, build, request, progress, check)
         layers = _overlay(build, origin.layers, request, parameters, base, progress)
         config = origin.config
         if origin.text is not None:
@@ -139,7 +151,7 @@ def _from_model(base: StoredModel, request: CreateRequest, progress: Progress) -
     return _Origin(layers, base.config, text)
 
 
-def _from_files(store: Store, build: Build, request: CreateRequest, progress: Progress) -> _Origin:
+def _from_files(store: Store, build: Build, request: CreateRequest, progress: Progress, check: Check) -> _Origin:
     paths = {name: _uploaded(store, name, digest) for name, digest in request.files.items()}
     kinds = {name: sniff(path) for name, path in paths.items()}
     for name, kind in kinds.items():
@@ -147,11 +159,16 @@ def _from_files(store: Store, build: Build, request: CreateRequest, progress: Pr
             raise refuse(name, kind)
     gguf = [name for name, kind in kinds.items() if kind == "gguf"]
     if len(gguf) == len(paths):
+        if request.precision:
+            raise UnsupportedFeature(
+                f"'quantize' was asked for {gguf[0]}, but GGUF files keep their precision; quantise the original "
+                "safetensors model"
+            )
         return _from_gguf(request, paths, progress)
     if gguf:
         other = next(name for name in paths if name not in gguf)
         raise InvalidRequest(f"'files' mixes GGUF ({gguf[0]}) with other files ({other}); a model is one or the other")
-    imported = _from_safetensors(build, request, paths, progress)
+    imported = _from_safetensors(build, request, paths, progress, check)
     # The shards' bytes are in the tensor layers now; the uploads go once the model is named.
     build.replaced |= set(request.files.values())
     return imported
@@ -191,13 +208,27 @@ def _describe_gguf(model: GGUFModel) -> ConfigBlob:
     )
 
 
-def _from_safetensors(build: Build, request: CreateRequest, paths: dict[str, Path], progress: Progress) -> _Origin:
+def _from_safetensors(
+    build: Build, request: CreateRequest, paths: dict[str, Path], progress: Progress, check: Check
+) -> _Origin:
     inventory = take_inventory(paths)
     check_config(inventory.config)
     text = _open_text(TextFiles(inventory.documents | inventory.texts, {}), request.template)
     _check_vocabulary(inventory, text)
-    plan = make_plan(inventory)
-    progress({"status": f"importing {len(plan.blobs)} tensors as they are ({plan.file_type})"})
+    recoding = None
+    if request.precision:
+        kind = parse_precision(request.precision)
+        recoding = Recoding.to(kind, inventory.config, search=request.scale_search)
+    plan = make_plan(inventory, recoding)
+    if recoding is not None and not plan.made:
+        raise InvalidRequest(
+            f"no tensor of the model becomes {recoding.asked}: it is {plan.file_type} already, or too small for the "
+            "groups; leave 'quantize' out"
+        )
+    progress({"status": "checking that the model can be loaded"})
+    check(plan, inventory.documents)
+    how = f", {plan.made} of them quantised" if plan.made else " as they are"
+    progress({"status": f"importing {len(plan.blobs)} tensors{how} ({plan.file_type})"})
     layers = _write_tensors(build, plan, progress)
     for kept, media_type in ((inventory.documents, manifests.JSON), (inventory.texts, manifests.TEXT)):
         for name, path in kept.items():
@@ -231,10 +262,18 @@ def _write_tensors(build: Build, plan: Plan, progress: Progress) -> list[Layer]:
             reported = now
             progress({"status": "importing tensors", "total": total, "completed": done})
 
+    errors: dict[tuple[str, str], list[float]] = {}
+
+    def missed(blob: BlobPlan, error: float) -> None:
+        errors.setdefault((blob.source, blob.stored_as), []).append(error)
+
     layers = []
     for blob in plan.blobs:
-        stored = write_tensor(build, blob, copied)
+        stored = write_tensor(build, blob, copied, missed)
         layers.append(Layer(media_type=manifests.TENSOR, digest=stored.digest, size=stored.size, name=blob.name))
+    for (source, kind), found in errors.items():
+        lost = f"weight error {math.sqrt(sum(e * e for e in found) / len(found)):.2%}" if any(found) else "exact"
+        progress({"status": f"{len(found)} tensors from {source} to {kind}: {lost}"})
     return layers
 
 

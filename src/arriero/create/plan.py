@@ -1,6 +1,7 @@
 """Which blobs a safetensors model becomes: one for each tensor, a packed one with its scales and zero points.
 
-Every decision is made here; the writer only copies bytes. Weights keep the precision that they have.
+Every decision is made here; the writer copies bytes, or has them made. Weights keep the precision that they have unless
+another is asked for (`recode.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from arriero.create.gptq import take_gptq
 from arriero.create.inventory import Inventory
+from arriero.create.made import Made, Piece
+from arriero.create.precisions import PACKED
+from arriero.create.recode import Recoding
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.formats.blockfp8 import scale_fits
 from arriero.formats.safetensors import BITS
@@ -36,11 +41,32 @@ class BlobPlan:
     """Numbers in the logical, unpacked tensor; 0 for a companion."""
     kind: str = ""
     """How it is packed; '' for plain numbers."""
+    made: Made | None = None
+    """What makes it, where it is not copied; it has no parts then."""
+    source: str = ""
+    """What a tensor that is made was stored as."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the parts, without the header."""
-        return sum(part.span.nbytes for part in self.parts.values())
+        """Bytes that are read, without the header."""
+        return self.made.source_bytes if self.made is not None else self.stored_bytes
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """What its file holds, in the order of the bytes."""
+        if self.made is not None:
+            return self.made.pieces
+        return {key: Piece(part.span.dtype, part.span.shape) for key, part in self.parts.items()}
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that are written, without the header."""
+        return sum(piece.nbytes for piece in self.pieces.values())
+
+    @property
+    def stored_as(self) -> str:
+        """The kind, else the element type."""
+        return self.kind or self.pieces[self.name].dtype
 
 
 @dataclass(frozen=True)
@@ -56,8 +82,13 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to copy."""
+        """Bytes to read."""
         return sum(blob.nbytes for blob in self.blobs)
+
+    @property
+    def made(self) -> int:
+        """How many tensors are computed, not copied."""
+        return sum(blob.made is not None for blob in self.blobs)
 
     @property
     def file_type(self) -> str:
@@ -67,17 +98,30 @@ class Plan:
             return min(packed, key=lambda kind: int("".join(filter(str.isdigit, kind))))
         counts: Counter[str] = Counter()
         for blob in self.blobs:
-            for part in blob.parts.values():
-                if part.span.dtype in _FLOATS:
-                    counts[part.span.dtype] += part.span.nbytes * 8 // BITS[part.span.dtype]
+            for piece in blob.pieces.values():
+                if piece.dtype in _FLOATS:
+                    counts[piece.dtype] += piece.nbytes * 8 // BITS[piece.dtype]
         return counts.most_common(1)[0][0] if counts else ""
 
 
-def make_plan(inventory: Inventory) -> Plan:
-    """Plan the layers; raises CheckpointError, and UnsupportedFeature for a quantisation that isn't imported yet."""
-    blobs: list[BlobPlan] = []
+def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
+    """Plan the layers, in another precision if `recoding` asks for one.
+
+    Raises CheckpointError, and UnsupportedFeature for a quantisation that isn't known.
+    """
+    foreign, tensors = take_gptq(inventory.tensors, inventory.config)
+    blobs = [
+        BlobPlan(m.name, {}, {"quant_type": m.kind, "group_size": str(m.group_size)}, m.elements, m.kind, m, m.source)
+        for m in foreign
+    ]
     hints = configured(inventory.config)
-    for found in bundle(inventory.tensors):
+    for found in bundle(tensors):
+        if recoding is not None and (changed := recoding.of(found, inventory.tensors, hints)) is not None:
+            metadata = _labels(changed.kind) | _origin(found.parts)
+            kind = changed.kind if changed.kind in PACKED else ""
+            elements = math.prod(changed.made.pieces[found.name].shape) * changed.packing
+            blobs.append(BlobPlan(found.name, {}, metadata, elements, kind, changed.made, changed.source))
+            continue
         stem, _, last = found.name.rpartition(".")
         dtype = found.data.span.dtype
         # Integers that nobody scales would be taken for the weights themselves.
@@ -102,6 +146,12 @@ def make_plan(inventory: Inventory) -> Plan:
     if not blobs:
         raise CheckpointError("the model has scales and zero points but no weights; convert it again")
     return Plan(sorted(blobs, key=lambda blob: blob.name))
+
+
+def _labels(kind: str) -> dict[str, str]:
+    """What a packed blob's file says about itself."""
+    how = PACKED.get(kind)
+    return {"quant_type": how.name, "group_size": str(how.group_size)} if how is not None else {}
 
 
 def _packed(found: Bundle, hints: Mapping[str, Quantization]) -> BlobPlan:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from arriero.create.precisions import parse_precision
 from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.options import OPTIONS, check_options
 from arriero.store.manifests import check_digest
@@ -42,6 +43,8 @@ class CreateRequest(msgspec.Struct, kw_only=True):
     requires: str = ""
     quantize: str = ""
     quantization: str = ""
+    scale_search: bool = True
+    """Whether scales are chosen by the error of their group (ours)."""
     info: dict[str, Any] = {}
     remote_host: str = ""
     path: str = ""
@@ -50,6 +53,11 @@ class CreateRequest(msgspec.Struct, kw_only=True):
     def target(self) -> Name:
         """The new model's name; raises InvalidRequest."""
         return Name.parse(self.model or self.name)
+
+    @property
+    def precision(self) -> str:
+        """What `quantize`, or its older name, asks for."""
+        return self.quantize or self.quantization
 
     @property
     def licenses(self) -> list[str]:
@@ -65,9 +73,10 @@ def check_request(request: CreateRequest) -> None:
         "adapters": request.adapters,
         "draft_files": request.draft_files,
         "draft_quantize": request.draft_quantize,
-        "quantize": request.quantize or request.quantization,
         "remote_host": request.remote_host,
     }
+    if request.precision:
+        parse_precision(request.precision)
     for field, value in not_yet.items():
         if value:
             raise UnsupportedFeature(f"the field '{field}' is not supported yet; leave it out, or prepare the weights")

@@ -1,4 +1,4 @@
-"""Tensor blobs: a safetensors file each, its header padded to eight bytes, its data copied byte for byte."""
+"""Tensor blobs: a safetensors file each, its header padded to eight bytes, its data copied byte for byte or made."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from arriero.store.blobs import CHUNK, BlobWriter, Ingested
 from arriero.store.store import Build
 
 
-def write_tensor(build: Build, blob: BlobPlan, copied: Callable[[int], None]) -> Ingested:
-    """Store one planned blob; `copied` is told the bytes as they go."""
+def write_tensor(
+    build: Build, blob: BlobPlan, copied: Callable[[int], None], missed: Callable[[BlobPlan, float], None]
+) -> Ingested:
+    """Store one planned blob; `copied` is told the source's bytes as they go, `missed` the error of a tensor made."""
 
     def fill(writer: BlobWriter) -> None:
         writer.write(header_of(blob))
+        if blob.made is not None:
+            missed(blob, blob.made.write(writer.write, copied))
+            return
         for part in blob.parts.values():
             view = part.file.raw(part.span.name).data
             for at in range(0, len(view), CHUNK):
@@ -32,9 +37,9 @@ def header_of(blob: BlobPlan) -> bytes:
     """Length and JSON header of a blob's file."""
     header: dict[str, Any] = {"__metadata__": blob.metadata} if blob.metadata else {}
     offset = 0
-    for key, part in blob.parts.items():
-        end = offset + part.span.nbytes
-        header[key] = {"dtype": part.span.dtype, "shape": list(part.span.shape), "data_offsets": [offset, end]}
+    for key, piece in blob.pieces.items():
+        end = offset + piece.nbytes
+        header[key] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [offset, end]}
         offset = end
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)

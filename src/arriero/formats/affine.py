@@ -77,3 +77,26 @@ def quantize(values: np.ndarray, group_size: int, bits: int) -> tuple[np.ndarray
     safe = np.where(scales > 0, scales, np.float32(1))
     codes = np.rint((groups - biases[..., None]) / safe[..., None]).clip(0, top).astype(np.uint8)
     return codes.reshape(values.shape), scales, biases
+
+
+def fit(groups: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and biases float32 `[...]` of groups `[..., group size]`: the end of larger magnitude and zero are exact.
+
+    As MLX chooses them; scales are negative where the largest magnitude is positive.
+    """
+    low, high = groups.min(axis=-1), groups.max(axis=-1)
+    negative = np.abs(low) > np.abs(high)
+    edge = np.where(negative, low, high)
+    scales = np.maximum((high - low) / np.float32((1 << bits) - 1), np.float32(1e-7))
+    scales = np.where(negative, scales, -scales)
+    steps = np.rint(edge / scales)
+    return np.where(steps == 0, scales, edge / np.where(steps == 0, np.float32(1), steps)), np.where(
+        steps == 0, np.float32(0), edge
+    )
+
+
+def encode(groups: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
+    """Nearest codes uint8 `[..., group size]` under scales and biases float32 `[...]` as they will be stored."""
+    codes = np.rint((groups - biases[..., None]) / scales[..., None])
+    clipped: np.ndarray = np.clip(codes, 0, (1 << bits) - 1, out=codes).astype(np.uint8)
+    return clipped

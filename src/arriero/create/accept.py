@@ -1,0 +1,83 @@
+"""A process that builds a model of lazy zeros, so that a model which could not be loaded is never named.
+
+Reads a `LayersSource` from its standard input, whose files have true headers, and writes one JSON object: `error`, the
+sentence of what is missing or has another shape, or `unused`, tensors that the model does not take.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import msgspec
+
+from arriero.source import LayersSource
+
+
+class Verdict(msgspec.Struct):
+    """What became of it."""
+
+    error: str = ""
+    unused: list[str] = []
+
+
+REAL_BYTES = 1 << 16
+"""Tensors up to this size are read, since a model may compare them with what they have to be."""
+
+
+def judge(source: LayersSource) -> Verdict:
+    """Build it; no tensor of any size is computed."""
+    import mlx.core as mx
+
+    from arriero.errors import ArrieroError
+    from arriero.model.architectures import load_model
+    from arriero.model.checkpoint import Checkpoint
+    from arriero.model.stored import HostWeight, Stored
+    from arriero.model.weight import Weight
+
+    def zeros_like(view: HostWeight, float8: bool) -> Weight:
+        def zeros(array: object) -> mx.array | None:
+            if array is None:
+                return None
+            dtype = str(array.dtype)  # type: ignore[attr-defined]
+            return mx.zeros(array.shape, getattr(mx, dtype, mx.float32))  # type: ignore[attr-defined]
+
+        data = mx.zeros(view.data.shape, mx.float32) if float8 else zeros(view.data)
+        assert data is not None
+        if view.quantization is None:
+            return Weight(data)
+        if data.dtype != mx.uint32:
+            data = mx.zeros((*view.data.shape[:-1], view.data.shape[-1] // 4), mx.uint32)
+        return Weight(data, view.quantization, zeros(view.scales), zeros(view.biases), zeros(view.global_scale))
+
+    def hollow(stored: Stored) -> Stored:
+        if stored.info.nbytes <= REAL_BYTES:
+            return stored
+
+        def load() -> Weight:
+            view = stored.view()
+            return zeros_like(view, view.quantization is None and view.scales is not None)
+
+        return replace(stored, load=load)
+
+    mx.set_default_device(mx.cpu)
+    try:
+        opened = Checkpoint.open(source)
+        stored = {name: hollow(tensor) for name, tensor in opened._stored.items()}
+        checkpoint = Checkpoint(opened.label, stored, opened.config, opened.generation_config, opened.dialect)
+        load_model(checkpoint, mx.bfloat16)
+    except ArrieroError as error:
+        return Verdict(error=str(error))
+    return Verdict(unused=checkpoint.unused())
+
+
+def main() -> None:
+    """The process."""
+    os.environ["ARRIERO_KERNELS"] = "graph"  # repacking for kernels would compute every weight
+    verdict = judge(msgspec.json.decode(sys.stdin.buffer.read(), type=LayersSource))
+    sys.stdout.buffer.write(msgspec.json.encode(verdict))
+
+
+if __name__ == "__main__":
+    main()

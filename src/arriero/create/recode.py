@@ -1,0 +1,134 @@
+"""A precision that was asked for, tensor by tensor: what it is made of, and whether it has to be made at all.
+
+What is packed already stays as it is where that is what was asked, or no wider: a second rounding never adds precision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from arriero.create.made import Made
+from arriero.create.numbers import Fp8Numbers, Numbers, PackedNumbers, PlainNumbers
+from arriero.create.policies import Policy, Tensor, policy_for
+from arriero.create.precisions import DENSE, PACKED, SOURCE, fits
+from arriero.create.quantize import Plain, Quantized
+from arriero.create.relabel import RelabelledFp8
+from arriero.errors import CheckpointError
+from arriero.formats.blockfp8 import BLOCK, scale_fits
+from arriero.formats.safetensors import SafetensorsFile
+from arriero.model.companions import Bundle, Part
+from arriero.model.packing import affine_layout, float_layout
+from arriero.model.quantization import Quantization
+
+_FLOATS = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """A tensor that changes."""
+
+    made: Made
+    kind: str
+    """The precision that it gets."""
+    source: str
+    """The one that it had."""
+
+    @property
+    def packing(self) -> int:
+        """Numbers for each element of its file's tensor."""
+        return 32 // PACKED[self.kind].bits if self.kind in PACKED else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recoding:
+    """A precision, and who gets it."""
+
+    asked: str
+    policy: Policy
+    search: bool = True
+
+    @classmethod
+    def to(cls, asked: str, config: Mapping[str, Any], *, search: bool = True) -> Self:
+        """By the policy of a configuration's architecture; raises UnsupportedArchitecture."""
+        return cls(asked, policy_for(config), search)
+
+    def of(
+        self, found: Bundle, files: Mapping[str, SafetensorsFile], hints: Mapping[str, Quantization]
+    ) -> Recoded | None:
+        """How a tensor changes, or None where it is copied; raises CheckpointError for companions that don't fit it."""
+        numbers, source, how = _numbers(found, files, hints)
+        if numbers is None:
+            return None
+        kind = self.policy(Tensor(found.name, numbers.shape), self.asked)
+        if kind == SOURCE or source == DENSE.get(kind):
+            return None
+        size = sum(part.span.nbytes for part in found.parts)
+        if kind in DENSE:
+            return Recoded(Plain(numbers, kind, size), kind, source)
+        if how is not None and (how == PACKED[kind] or how.bits <= PACKED[kind].bits):
+            return None
+        relabelled = _relabelled(found, kind)
+        if relabelled is not None:
+            return Recoded(relabelled, kind, source)
+        scales = source if source in _FLOATS else "BF16"
+        return Recoded(Quantized(numbers, kind, scales, size, self.search), kind, source)
+
+
+def _numbers(
+    found: Bundle, files: Mapping[str, SafetensorsFile], hints: Mapping[str, Quantization]
+) -> tuple[Numbers | None, str, Quantization | None]:
+    """A tensor's numbers, what it is stored as, and how it is packed; None for what has no numbers that we know."""
+    span = found.data.span
+    if found.refused is not None or len(span.shape) < 2 or 0 in span.shape:
+        return None, "", None
+    if found.fp8_scale is not None:
+        if not scale_fits(span.shape, found.fp8_scale.span.shape):
+            return None, "", None  # refused where it is planned
+        return Fp8Numbers(found.name, found.data, found.fp8_scale), "fp8", None
+    if found.scales is not None:
+        how = _layout(found, hints)
+        return PackedNumbers(found, how), how.name, how
+    if span.dtype == "F8_E4M3":
+        factor = _table_factor(found.name, files)
+        return (None, "", None) if factor is None else (PlainNumbers(found.name, found.data, factor), "fp8", None)
+    if span.dtype in _FLOATS:
+        return PlainNumbers(found.name, found.data), span.dtype, None
+    return None, "", None
+
+
+def _layout(found: Bundle, hints: Mapping[str, Quantization]) -> Quantization:
+    assert found.scales is not None
+    data, scales, where = found.data.span, found.scales.span, f"tensor {found.name}"
+    if data.shape[:-1] != scales.shape[:-1]:
+        raise CheckpointError(f"{where} of shape {list(data.shape)} has scales of shape {list(scales.shape)}")
+    words = data.shape[-1] if data.dtype == "U32" else data.shape[-1] // 4
+    if scales.dtype in _FLOATS:
+        if found.biases is None or found.biases.span.shape != scales.shape:
+            raise CheckpointError(f"{where} has affine scales but no zero points (biases) of their shape")
+        declared = [hints[path] for path in (found.name.removesuffix(".weight"), "") if path in hints]
+        return affine_layout(where, words, scales.shape[-1], declared)
+    return float_layout(where, words, scales.shape[-1])
+
+
+def _table_factor(name: str, files: Mapping[str, SafetensorsFile]) -> Part | None:
+    """The one factor of all shards of a table, `T.weight_scale`."""
+    table = re.fullmatch(r"(.+)\.shard_\d+\.weight", name)
+    scale = f"{table[1]}.weight_scale" if table is not None else ""
+    return Part(files[scale], files[scale].tensors[scale]) if scale in files else None
+
+
+def _relabelled(found: Bundle, kind: str) -> Made | None:
+    """FP8 blocks under powers of two are MXFP8 already: only their scales are written out."""
+    scale = found.fp8_scale
+    if kind != "mxfp8" or scale is None or not fits(found.data.span.shape, kind):
+        return None
+    values = np.abs(scale.file.view(scale.span.name).astype(np.float64))
+    mantissas, exponents = np.frexp(values)
+    powers = bool((mantissas == 0.5).all() and (exponents >= -126).all() and (exponents <= 128).all())
+    positive = bool((scale.file.view(scale.span.name).astype(np.float64) > 0).all())
+    return RelabelledFp8(found.name, found.data, scale, BLOCK) if powers and positive else None
