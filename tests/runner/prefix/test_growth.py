@@ -1,0 +1,137 @@
+"""However many prefixes are stored: looking one up, storing and forgetting stay quick, and so does counting."""
+
+from __future__ import annotations
+
+import random
+import time
+from statistics import median
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+
+import arriero.runner.prefix.trie as trie_module
+from arriero.model.contract import RowCaches
+from arriero.runner.caches import KVCache, RecurrentCache
+from arriero.runner.prefix.keys import Keys, row_keys
+from arriero.runner.prefix.store import PrefixStore, Reuse
+from tests.helpers.engine_runs import make_engine, plain_loop, run, submit
+from tests.helpers.tiny_model import VOCAB, TinyModel
+
+PLENTY = 1 << 40
+LAYERS = {"full": "f" * 24, "hybrid": "rrrf" * 6, "states": "r" * 12}
+
+
+def new_caches(layers: str) -> RowCaches:
+    return [
+        KVCache(1, 4, 4, mx.float32) if kind == "f" else RecurrentCache(2, 4, mx.float32, (2, 2)) for kind in layers
+    ]
+
+
+def feed(caches: RowCaches, length: int) -> None:
+    for cache in caches:
+        if isinstance(cache, KVCache):
+            cache.append(mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, length, 4)))
+        elif isinstance(cache, RecurrentCache):
+            state = (mx.zeros((1, 2, 4)), mx.zeros((1, 2, 2)))
+            cache.put([state] * (len(cache.splits(length)) + 1), length)
+
+
+def store_of(layers: str) -> PrefixStore:
+    return PrefixStore(SimpleNamespace(new_caches=lambda: new_caches(layers)), PLENTY)
+
+
+def asked(store: PrefixStore, tokens: list[int]) -> tuple[Reuse, Keys]:
+    keys = row_keys(tokens)
+    reuse = store.begin(keys, [10, 25])
+    feed(reuse.caches, len(tokens) - 1 - reuse.offset)
+    return reuse, keys
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_a_thousand_stored_nodes_cost_milliseconds(layers: str) -> None:
+    rng, store = random.Random(0), store_of(layers)
+    shared = [rng.randrange(1000) for _ in range(20)]
+    while len(store.trie) < 1000:
+        reuse, keys = asked(store, [*shared, *(rng.randrange(1000) for _ in range(20))])
+        store.close(reuse, keys)
+    began, closed, counted = [], [], []
+    for _ in range(15):
+        keys = row_keys([*shared, *(rng.randrange(1000) for _ in range(20))])
+        start = time.perf_counter()
+        reuse = store.begin(keys, [10, 25])
+        began.append(time.perf_counter() - start)
+        feed(reuse.caches, len(keys) - 1 - reuse.offset)
+        start = time.perf_counter()
+        store.close(reuse, keys)
+        closed.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        assert store.nbytes > 0
+        counted.append(time.perf_counter() - start)
+    assert median(began) < 0.01
+    assert median(closed) < 0.01
+    assert median(counted) < 0.0001
+
+
+def test_forgetting_half_of_a_thousand_nodes_is_no_pause() -> None:
+    rng, store = random.Random(0), store_of("rrrf")
+    while len(store.trie) < 1000:
+        reuse, keys = asked(store, [rng.randrange(1000) for _ in range(40)])
+        store.close(reuse, keys)
+    half = store.nbytes // 2
+    start = time.perf_counter()
+    store.shrink(half)
+    assert time.perf_counter() - start < 3
+    assert 0 < store.nbytes <= half
+
+
+@pytest.mark.parametrize("layers", ["f", "rf", "r"])
+def test_nodes_are_bounded_however_few_bytes_they_hold(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie_module, "MOST_NODES", 50)
+    rng, store = random.Random(0), store_of(layers)
+    for _ in range(300):
+        reuse, keys = asked(store, [rng.randrange(1000) for _ in range(12)])
+        store.close(reuse, keys)
+        assert len(store.trie) <= 50
+    reuse, _ = asked(store, [*keys.tolist(), 1, 2, 3])
+    assert reuse.offset >= 8, "the newest is still there"
+
+
+def test_a_prompt_of_100_000_tokens_is_looked_up_in_milliseconds() -> None:
+    rng, store = random.Random(0), store_of("f")
+    prompt = [rng.randrange(1000) for _ in range(100_000)]
+    for end in (20_000, 50_000, 100_000):
+        reuse, keys = asked(store, prompt[:end])
+        store.close(reuse, keys)
+    for _ in range(200):
+        reuse, keys = asked(store, [*prompt[:30], *(rng.randrange(1000) for _ in range(12))])
+        store.close(reuse, keys)
+    keys = row_keys([*prompt, 1])
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        reuse = store.begin(keys)
+        times.append(time.perf_counter() - start)
+        assert reuse.offset == 99_999
+        store.close(reuse, keys)
+    assert median(times) < 0.01
+
+
+def test_2000_short_requests_leave_memory_and_the_trie_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10, R01 with prefixes stored."""
+    monkeypatch.setattr(trie_module, "MOST_NODES", 200)
+    model = TinyModel("fs", context=256)
+    budget = 3_000_000
+    engine = make_engine(model, prefix_bytes=budget)
+    rng = random.Random(3)
+    held = []
+    for number in range(2000):
+        prompt = [rng.randrange(VOCAB) for _ in range(6)]
+        engine.submit(submit("a", prompt, 2))
+        replies = run(engine)
+        assert engine.prefixes.nbytes <= budget
+        if number % 400 == 399:
+            assert replies["a"].tokens == plain_loop(model, prompt, 2)
+            held.append(mx.get_active_memory())
+    assert len(engine.prefixes.trie) <= 200
+    assert held[-1] - held[0] < 300_000
