@@ -67,6 +67,10 @@ class StoreError(ArrieroError):
     """A damaged or unwritable model store (500)."""
 
 
+class RegistryError(ArrieroError):
+    """A registry, or the network to it, that refused, failed or answered what cannot be accepted (500)."""
+
+
 class ModelfileError(InvalidRequest):
     """A Modelfile that cannot be parsed; the message starts with `(line N, column M)`."""
 

@@ -102,6 +102,8 @@ class Settings:
     """Most requests waiting per server before a 503."""
     memory_limit: int
     """Bytes that all runners together may reserve; 0 = decided from the machine."""
+    transfer_streams: int
+    """Files that a pull or push transfers at once; 0 = eight."""
     no_prune: bool
     no_history: bool
     debug: int
@@ -147,6 +149,7 @@ class Settings:
             max_loaded_models=_read("MAX_LOADED_MODELS", 0, _count, env),
             max_queue=_read("MAX_QUEUE", 512, _count, env),
             memory_limit=_read("MEMORY_LIMIT", 0, _count, env),
+            transfer_streams=_read("MAX_TRANSFER_STREAMS", 0, _count, env),
             no_prune=_read("NOPRUNE", False, _boolean, env),
             no_history=_read("NOHISTORY", False, _boolean, env),
             debug=_read("DEBUG", 0, _debug_level, env),

@@ -167,10 +167,35 @@ class Store:
                     if _is_garbage(entry.name, age(entry, now), used):
                         os.unlink(entry.path)
                         removed += 1
+            for path in self._awaited():
+                if now - path.stat().st_mtime > PARTIAL_GRACE:
+                    path.unlink(missing_ok=True)
+                    removed += 1
             with self._locks.naming():
                 for folder, _, _ in os.walk(self._own.manifests, topdown=False):
                     _remove_empty(Path(folder), self._own.manifests)
         return removed
+
+    @contextmanager
+    def awaited(self, manifest: Manifest) -> Iterator[None]:
+        """Spare the blobs of a model that is being pulled, also for a week after the pull broke off.
+
+        Raises StoreError. Once the block ends well the model has a name that keeps them.
+        """
+        path = self.root / "awaited" / f"{manifest.digest}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.blobs.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self.blobs, path) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(manifest.raw)
+        except OSError as error:
+            raise StoreError(f"cannot write to the model store at {self.root}: {error.strerror}") from error
+        yield
+        path.unlink(missing_ok=True)
+
+    def discard(self, digests: Iterable[str]) -> None:
+        """Delete those of some blobs that no model uses."""
+        self._collect(digests, always=True)
 
     def verify(self, *, deep: bool = True) -> builtins.list[str]:
         """Everything that is wrong with our own root, as sentences; `deep` hashes every blob."""
@@ -258,7 +283,15 @@ class Store:
             except StoreError as error:
                 log.warning("no blob is deleted, because model '%s' cannot be read: %s", name, error)
                 return None
+        for path in self._awaited():
+            with suppress(StoreError, FileNotFoundError):  # one that can't be read only spares nothing
+                if time.time() - path.stat().st_mtime <= PARTIAL_GRACE:
+                    used |= Manifest.decode(_bytes(path)).digests()
         return used
+
+    def _awaited(self) -> builtins.list[Path]:
+        """Manifests of models whose pulls go on or broke off."""
+        return [Path(entry.path) for entry in _scan(self.root / "awaited") if entry.name.endswith(".json")]
 
     def _collect(self, digests: Iterable[str], *, always: bool = False) -> None:
         """Delete those of some blobs that nobody uses, unless somebody is building (the next prune will)."""
