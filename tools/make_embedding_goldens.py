@@ -31,6 +31,11 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_tanh": ("BertModel", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6}),
     "xlm_roberta": ("XLMRobertaModel", {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 42}),
     "nomic_bert": ("NomicBertModel", {"max_position_embeddings": 64}),
+    "modernbert": (
+        "ModernBertModel",
+        {"num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+        | dict.fromkeys(["bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"], 1),
+    ),
 }
 LENGTHS = (7, 1, 30)
 

@@ -175,6 +175,21 @@ def test_encoders_are_known_by_class_and_by_type() -> None:
     assert {"BertModel", "XLMRobertaModel"} <= set(ENCODERS)
 
 
+def test_modernberts_fields_of_its_first_files_mean_the_same(tmp_path: Path) -> None:
+    shutil.copytree(ENCODER_GOLDENS / "modernbert", tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    config = json.loads(path.read_text())
+    del config["layer_types"], config["rope_parameters"]
+    older = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    path.write_text(json.dumps(config | older))
+    model = load(tmp_path / "m")
+    for ids, wanted in expected("modernbert"):
+        np.testing.assert_allclose(states(model, ids), wanted, atol=2e-5)
+    path.write_text(json.dumps(config | {"norm_bias": True}))
+    with pytest.raises(CheckpointError, match="norm_bias"):
+        load(tmp_path / "m")
+
+
 def test_a_model_whose_files_leave_out_its_stem_gives_the_same_states(tmp_path: Path) -> None:
     golden = ENCODER_GOLDENS.parent / "goldens" / "llama_llama3_tied"
     held = mx.load(str(golden / "model.safetensors"))

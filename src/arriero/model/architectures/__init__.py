@@ -61,6 +61,7 @@ ENCODERS: dict[str, tuple[str, str]] = {
     "RobertaModel": ("bert", "roberta"),
     "XLMRobertaModel": ("bert", "xlm-roberta"),
     "NomicBertModel": ("nomic_bert", "nomic_bert"),
+    "ModernBertModel": ("modernbert", "modernbert"),
 }
 """The same for those that read whole texts and write none; each file has an `Encoder` for its `Model`."""
 KNOWN |= ENCODERS

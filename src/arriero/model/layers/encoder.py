@@ -54,12 +54,15 @@ class BiasedNorm:
 
 
 class WholeAttention:
-    """Attention in which every token of a text sees all of it; texts don't see each other."""
+    """Attention in which every token of a text sees all of it, or `reach` tokens on either side; texts don't see each
+    other.
+    """
 
-    def __init__(self, q: Linear, k: Linear, v: Linear, out: Linear, *, heads: int) -> None:
+    def __init__(self, q: Linear, k: Linear, v: Linear, out: Linear, *, heads: int, reach: int | None = None) -> None:
         self.qkv = FusedLinear([q, k, v])
         self.out = out
         self.heads = heads
+        self.reach = reach
 
     def __call__(self, x: mx.array, lengths: Sequence[int], memo: dict[Any, Any], turn: Turn | None = None) -> mx.array:
         """x `[T, hidden]` of texts of `lengths`, one behind another."""
@@ -70,6 +73,8 @@ class WholeAttention:
             keys.append(k[at : at + length].swapaxes(0, 1)[None])
             values.append(v[at : at + length].swapaxes(0, 1)[None])
             at += length
+        if self.reach is not None and max(lengths) > self.reach + 1:
+            return self.out(self._near(q, keys, values, lengths, self.reach, memo).reshape(x.shape[0], -1))
         seen = attention(
             q,
             keys,
@@ -81,3 +86,25 @@ class WholeAttention:
             memo=memo,
         )
         return self.out(seen.reshape(x.shape[0], -1))
+
+    def _near(
+        self,
+        q: mx.array,
+        keys: Sequence[mx.array],
+        values: Sequence[mx.array],
+        lengths: Sequence[int],
+        reach: int,
+        memo: dict[Any, Any],
+    ) -> mx.array:
+        """The same over the tokens in reach."""
+        parts, at = [], 0
+        for k, v, length in zip(keys, values, lengths, strict=True):
+            mask = memo.get(("near", reach, length))
+            if mask is None:
+                places = mx.arange(length)
+                mask = memo["near", reach, length] = mx.abs(places[:, None] - places[None]) <= reach
+            heads = q[at : at + length].swapaxes(0, 1)[None]
+            seen = mx.fast.scaled_dot_product_attention(heads, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+            parts.append(seen[0].swapaxes(0, 1))
+            at += length
+        return mx.concatenate(parts)
