@@ -16,9 +16,9 @@ from arriero.errors import InvalidRequest
 
 Kind = Literal["json_schema", "regex", "lark"]
 
-BLANKS = r"[ \t\r\n]{0,40}"
-"""White space between the parts of JSON: room for a line break and its indentation, and no more, since models that have
-lost their way write blanks for ever.
+BLANKS = r"(?: |\r?\n[ \t]{0,40})?"
+"""White space between the parts of JSON: a blank, or a line break and its indentation, and no more, since models that
+have lost their way write blanks and empty lines for ever.
 """
 
 _JSON: Any = {
