@@ -96,6 +96,8 @@ class DiskTier:
                 same = common(stretch.keys, keys[at:])
                 if stretch.start != at or not (stretch.written or waiting):
                     continue
+                if chain:
+                    stretch.above = chain[-1]
                 if same == len(stretch.keys) and stretch.end not in reached:
                     reached.add(stretch.end)  # several processes may have written the same
                     after = before.copy()
