@@ -156,6 +156,8 @@ def test_a_variant_of_nomics_that_is_not_honoured_is_named(tmp_path: Path, field
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "relu6"}, "hidden_act"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"is_causal": True}, "is_causal"),
         ({"hidden_size": 64}, "shape"),
         ({"num_hidden_layers": 3}, "encoder.layer.2"),
     ],

@@ -19,7 +19,7 @@ from arriero.model.contract import EncoderFacts
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import arrays
 from arriero.model.layers.embedding import Embedding
-from arriero.model.layers.encoder import BiasedNorm, WholeAttention, gelu, gelu_tanh
+from arriero.model.layers.encoder import BiasedNorm, WholeAttention, gelu, gelu_tanh, refuse_causal
 from arriero.model.layers.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -81,6 +81,7 @@ class Config:
         )
         if config.context_length < 1:
             raise fields.wrong("max_position_embeddings", f"more than {config.first_position}", config.positions)
+        refuse_causal(fields)
         fields.finish(architecture)
         return config
 

@@ -19,7 +19,7 @@ from arriero.model.contract import EncoderFacts
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import arrays
 from arriero.model.layers.embedding import Embedding
-from arriero.model.layers.encoder import WholeAttention
+from arriero.model.layers.encoder import WholeAttention, refuse_causal
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import LayerNorm
@@ -77,6 +77,7 @@ class Config:
             reach=fields.integer("local_attention", 128) // 2,
             thetas=_thetas(fields),
         )
+        refuse_causal(fields)
         fields.finish(architecture)
         return config
 

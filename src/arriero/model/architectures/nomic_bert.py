@@ -21,7 +21,7 @@ from arriero.model.contract import EncoderFacts
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import arrays
 from arriero.model.layers.embedding import Embedding
-from arriero.model.layers.encoder import BiasedNorm, WholeAttention
+from arriero.model.layers.encoder import BiasedNorm, WholeAttention, refuse_causal
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.rope import Rope, RopeConfig
@@ -101,6 +101,7 @@ class Config:
             token_types=fields.integer("type_vocab_size", 2),
             rope=turned,
         )
+        refuse_causal(fields)
         fields.finish(architecture)
         return config
 

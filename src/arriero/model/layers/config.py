@@ -27,6 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_moe_block": (None, False),
     "final_logit_softcapping": (None,),
     "hidden_size_per_layer_input": (None, 0),
+    "is_causal": (None, True),
     "layer_types": (None,),
     "logit_scale": (None, 1, 1.0),
     "logits_scaling": (None, 1, 1.0),

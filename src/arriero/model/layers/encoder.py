@@ -12,10 +12,18 @@ import mlx.core as mx
 from arriero.kernels.attention import attention
 from arriero.kernels.layer_norm import layer_norm
 from arriero.model.checkpoint import Checkpoint
+from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
 
 Turn = Callable[[mx.array], mx.array]
 """Rotates queries or keys `[T, heads, D]` by their positions."""
+
+
+def refuse_causal(fields: Fields) -> None:
+    """CheckpointError where a configuration makes an encoder see only what stands before a token."""
+    for name in ("is_causal", "is_decoder"):
+        if fields.flag(name, False):
+            raise fields.wrong(name, "false", True)
 
 
 def gelu(x: mx.array) -> mx.array:
