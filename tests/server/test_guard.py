@@ -106,3 +106,9 @@ def test_only_loopback_addresses_count_as_loopback():
 
 def test_default_origins_hold_each_local_host_with_and_without_port():
     assert {"http://localhost", "https://0.0.0.0:*"} <= set(default_origins())
+
+
+async def test_a_page_may_read_the_requests_id():
+    async with client() as http:
+        reply = await http.get("/", headers={"Origin": "http://localhost:3000"})
+    assert "request-id" in reply.headers["access-control-expose-headers"]

@@ -125,6 +125,7 @@ class Guard:
             if message["type"] == "http.response.start" and foreign:
                 answer = MutableHeaders(scope=message)
                 answer["Access-Control-Allow-Origin"] = self._allow_origin(origin)
+                answer["Access-Control-Expose-Headers"] = "request-id, x-request-id"
                 answer.add_vary_header("Origin")
             await send(message)
 
