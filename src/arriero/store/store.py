@@ -193,6 +193,12 @@ class Store:
         yield
         path.unlink(missing_ok=True)
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """No blob is deleted while this is held."""
+        with self._locks.building():
+            yield
+
     def discard(self, digests: Iterable[str]) -> None:
         """Delete those of some blobs that no model uses."""
         self._collect(digests, always=True)
