@@ -22,6 +22,8 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.source import FolderSource
 from tests.helpers.checkpoint_folder import write_folder
 from tests.helpers.live_server import LiveServer, live_server
+from tests.model.test_encoders_gguf import WORDS as WORDS_OF_GGUF
+from tests.model.test_encoders_gguf import write as write_gguf
 
 BERT = Path(__file__).parents[1] / "model" / "encoders" / "bert"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", "##a", "##b", "hello", "world", "near", "far"]
@@ -73,6 +75,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         store(running, "first", encoder_folder(folder / "first", {"pooling_mode": "cls"}))
         store(running, "strange", encoder_folder(folder / "strange", {"pooling_mode_max_tokens": True}))
         store(running, "llama", write_folder(folder / "llama"))
+        write_gguf(folder / "bert.gguf", "bert", "bert", pooling_type=2)
+        digest = running.store.blobs.ingest([(folder / "bert.gguf").read_bytes()]).digest
+        create(running.store, CreateRequest(model="gguf", files={"bert.gguf": digest}), lambda status: None)
         yield running
 
 
@@ -124,6 +129,17 @@ def test_one_text_is_a_list_of_one(http: httpx.Client) -> None:
 def test_the_first_tokens_state_is_taken_where_the_model_says_so(http: httpx.Client) -> None:
     found = vectors(embed(http, "hello far", model="first"))[0]
     np.testing.assert_allclose(found, unit(wanted("hello far")[0]), atol=1e-6)
+
+
+def test_a_gguf_file_of_an_encoder_is_created_and_asked(http: httpx.Client) -> None:
+    reply = embed(http, "a c bc", model="gguf").raise_for_status().json()
+    model: Any = load_model(Checkpoint.open(FolderSource(str(BERT))), mx.float32)
+    # `bc` is a piece only behind others, and nothing else makes the word.
+    ids = [2, WORDS_OF_GGUF.index("▁a"), WORDS_OF_GGUF.index("▁c"), 1, 3]
+    first = np.array(model.encode(mx.array(ids), [len(ids)]))[0]
+    np.testing.assert_allclose(reply["embeddings"][0], unit(first), atol=1e-5)
+    assert reply["prompt_eval_count"] == len(ids)
+    assert "embedding" in http.post("/api/show", json={"model": "gguf"}).json()["capabilities"]
 
 
 def test_fewer_dimensions_are_the_first_ones_with_length_one(http: httpx.Client) -> None:

@@ -56,9 +56,7 @@ class EmbeddingRules:
             if kind in (None, 0):
                 return cls(default, 0)
             if files.metadata.get("general.architecture") in _BOTH_WAYS:
-                return cls(
-                    default, 0, "its tokens must see those behind them, and here they don't"
-                )
+                return cls(default, 0, "its tokens must see those behind them, and here they don't")
             return cls(_GGUF[kind], 0) if kind in _GGUF else cls(default, 0, f"its pooling type is {kind}")
         longest = files.json("sentence_bert_config.json").get("max_seq_length")
         limit = longest if isinstance(longest, int) and longest > 0 else 0
