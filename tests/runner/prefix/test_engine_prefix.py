@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 
 from arriero.model.contract import Batch, Span
+from arriero.runner.caches import KVCache, RecurrentCache
 from arriero.runner.messages import Failed
 from arriero.runner.prefix.keys import row_keys
 from arriero.runner.prefix.store import PrefixStore
@@ -221,3 +223,123 @@ def test_thirty_turns_with_room_for_few_states_keep_the_newest(model):
         prompt = [*prompt, *reply.tokens, *tokens(turn, 6)]
     assert min(hits[1:]) > 0.5
     assert min(hits[-10:]) > 0.9
+
+
+def test_rows_whose_leader_left_follow_one_of_them(model):
+    """What the leader had not read is read once, too, and not by each of those that waited."""
+    engine = make_engine(model, prefill_chunk=50, prefix_bytes=PLENTY)
+    prompts = {name: [*tokens(1, 1000), *tokens(seed, 20)] for seed, name in enumerate("abcd", 2)}
+    for name, prompt in prompts.items():
+        engine.submit(submit(name, prompt, 5))
+    for _ in range(4):
+        engine.step()
+    engine.cancel("a")
+    replies = run(engine)
+    assert all(replies[name].tokens == plain_loop(model, prompts[name], 5) for name in "bcd")
+    assert all(replies[name].end.cached_tokens >= 1000 for name in "cd")
+    assert evaluated(engine) < 1100 + 3 * 25
+
+
+def test_rows_that_share_more_with_each_other_than_with_their_leader_read_it_once(model):
+    engine = make_engine(model, prefill_chunk=50, prefix_bytes=PLENTY)
+    leader = [*tokens(1, 200), *tokens(2, 600)]
+    both = [*tokens(1, 200), *tokens(3, 600)]
+    engine.submit(submit("a", leader, 5))
+    for name in "bc":
+        engine.submit(submit(name, [*both, *tokens(ord(name), 10)], 5))
+    replies = run(engine)
+    assert replies["b"].end.cached_tokens == 200
+    assert replies["c"].end.cached_tokens == 800
+    for name in "bc":
+        assert replies[name].tokens == plain_loop(model, [*both, *tokens(ord(name), 10)], 5)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_followers_with_room_for_few_rows_all_end(model, rows):
+    """One of them is cancelled while it waits, and a stranger stands between them."""
+    engine = make_engine(model, prefill_chunk=50, max_rows=rows, prefix_bytes=PLENTY)
+    prompts = {name: [*tokens(1, 300), *tokens(seed, 9)] for seed, name in enumerate("abcd", 2)}
+    prompts["stranger"] = tokens(99, 200)
+    for name in ("a", "b", "stranger", "c", "d"):
+        engine.submit(submit(name, prompts[name], 5))
+    engine.step()
+    engine.cancel("c")
+    replies = run(engine)
+    assert replies["c"].reason == "cancelled"
+    assert all(replies[name].tokens == plain_loop(model, prompts[name], 5) for name in ("a", "b", "d", "stranger"))
+
+
+@pytest.mark.parametrize("end", ["length", "cancelled"])
+def test_a_store_that_fails_loses_no_reply(model, monkeypatch, caplog, end):
+    engine = make_engine(model, prefix_bytes=PLENTY)
+    engine.submit(submit("a", tokens(1, 100), 8))
+    engine.submit(submit("b", tokens(2, 50), 20))
+    engine.step()
+
+    def failing(*_):
+        raise RuntimeError("no room for a copy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixStore, "_attach", failing)
+        if end == "cancelled":
+            engine.cancel("a")
+        replies = collect(engine)
+        while "a" not in replies or replies["a"].end is None:
+            engine.step()
+            collect(engine, replies)
+    run(engine, replies)
+    assert replies["a"].reason == end
+    assert replies["b"].tokens == plain_loop(model, tokens(2, 50), 20)
+    assert "cannot be kept" in caplog.text
+    assert engine.counts().reserved_bytes == 0
+    engine.submit(submit("a", tokens(1, 100), 8))
+    assert run(engine)["a"].tokens == plain_loop(model, tokens(1, 100), 8)
+
+
+def test_states_of_a_failed_row_are_forgotten_where_nothing_else_shares_its_memory():
+    """A model of whole states only: there is no buffer by which its nodes could be told."""
+    store = PrefixStore(SimpleNamespace(new_caches=lambda: [RecurrentCache(2, 4, mx.float32, (2, 2))]), PLENTY)
+    keys = row_keys(tokens(1, 60))
+    good = store.begin(keys[:20])
+    feed_states(good.caches[0], 20)
+    store.close(good, keys[:20])
+    failing = store.begin(keys)
+    assert failing.offset == 16 or failing.offset == 20
+    feed_states(failing.caches[0], 59 - failing.offset)
+    store.share(failing, keys)
+    assert store.known(keys) == 56
+    store.abandon(failing)
+    assert store.known(keys) == 20
+
+
+def feed_states(cache, length: int) -> None:
+    state = (mx.zeros((1, 2, 4)), mx.zeros((1, 2, 2)))
+    cache.put([state] * (len(cache.splits(length)) + 1), length)
+
+
+def test_a_branch_copies_the_shorter_side_and_counts_it_at_once(model):
+    """R-54: a row that goes back in caches it took over has moved what it will overwrite before it writes."""
+    store = PrefixStore(model, PLENTY)
+    long = tokens(1, 1000)
+
+    def read(prompt: list[int]) -> None:
+        reuse = store.begin(row_keys([*prompt, 0]))
+        new = prompt[reuse.offset :]
+        model.forward(Batch(mx.array(new, mx.int32), [Span(0, len(new), reuse.offset, reuse.caches)]))
+        mx.eval([array for cache in reuse.caches for array in cache.state()])
+        store.close(reuse, row_keys(prompt))
+
+    read(long)
+    kept = store.nbytes
+    early = store.begin(row_keys([*long[:100], *tokens(2, 50)]))
+    assert store.nbytes == kept, "900 positions stay where they are, 100 are copied"
+    late = store.begin(row_keys([*long[:900], *tokens(3, 50)]))
+    full = [cache for cache in late.caches if isinstance(cache, KVCache)]
+    moved = [node for node in store.trie.nodes() if node.nbytes]
+    assert late.offset == 900
+    assert all(cache.nbytes > 1000 * 256 for cache in full), "900 positions stay where they are, 100 are copied"
+    assert (moved[0].start, moved[-1].end) == (900, 1000)
+    assert 0 < store.nbytes <= 100 * model.facts.cache_bytes_per_token
+    assert store.known(row_keys(long)) == 1000
+    store.close(early, row_keys(long[:100]))
+    store.close(late, row_keys(long[:900]))

@@ -23,6 +23,20 @@ def test_an_image_is_told_apart_from_another_and_from_any_token():
     assert all(key >= 1 << 31 for key in first[1:4])
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_every_position_of_an_image_has_a_key_of_its_own(lookahead):
+    """So that two images are as hard to confuse as their tokens are many, and a shifted one matches nothing."""
+    keys = row_keys([1, *[9] * 200, 2], [Media(1, 201, "one")], lookahead)
+    assert len(set(keys.tolist())) == len(keys)
+    again = row_keys([1, *[9] * 200, 2, 5], [Media(1, 201, "one")], lookahead)
+    assert common(keys, again) == len(keys)
+
+
+def test_no_token_can_look_like_an_image():
+    keys = row_keys([0, 9, (1 << 31) - 1], [Media(1, 2, "one")])
+    assert [int(key) & 1 << 31 for key in keys] == [0, 1 << 31, 0]
+
+
 def test_pairs_vouch_for_the_token_after_them():
     """R-51: where a draft looks one token ahead, two prompts part one position before their first difference."""
     first, second = row_keys([1, 2, 3, 4], lookahead=1), row_keys([1, 2, 3, 5], lookahead=1)
