@@ -153,3 +153,15 @@ def test_a_model_of_text_refuses_images(name: str) -> None:
     end = run(engine)["a"].end
     assert end.error == "UnsupportedFeature"
     assert "does not take images" in end.message
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_a_prompt_goes_on_from_within_an_image_that_was_stored(model: Model, name: str, behind: int) -> None:
+    """States are kept four tokens before a prompt's end, which may be inside of an image; the image is the same."""
+    golden = Golden.load(name, "between")
+    image = golden.images[0]
+    short = Golden(golden.ids[: image.end + behind], [image], golden.logits, golden.after)
+    engine = make_engine(model, prefix_bytes=1 << 30)
+    for turn, asked in enumerate([short, short, golden, short]):
+        engine.submit(asking(str(turn), asked, 6))
+        assert run(engine)[str(turn)].tokens == alone(model, asked, 6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
@@ -11,13 +13,17 @@ import mlx.core as mx
 import pytest
 
 import arriero.runner.prefix.trie as trie_module
-from arriero.model.contract import RowCaches
+from arriero.model.architectures import load_model
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Model, RowCaches
 from arriero.runner.caches import KVCache, RecurrentCache
 from arriero.runner.prefix.keys import Keys, row_keys
 from arriero.runner.prefix.store import PrefixStore, Reuse
+from arriero.source import FolderSource
 from tests.helpers.engine_runs import make_engine, plain_loop, run, submit
 from tests.helpers.tiny_model import VOCAB, TinyModel
 
+GOLDENS = Path(__file__).parents[2] / "model" / "goldens"
 PLENTY = 1 << 40
 LAYERS = {"full": "f" * 24, "hybrid": "rrrf" * 6, "states": "r" * 12}
 
@@ -135,3 +141,23 @@ def test_2000_short_requests_leave_memory_and_the_trie_as_they_were(monkeypatch:
             held.append(mx.get_active_memory())
     assert len(engine.prefixes.trie) <= 200
     assert held[-1] - held[0] < 300_000
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "windows"])
+def test_thousands_of_steps_leave_memory_flat_with_prefixes_stored(name: str) -> None:
+    """R10: neither states nor captures of a long reply pile up."""
+    steps = 2500
+    if name == "windows":
+        model: Model = TinyModel("ss", context=steps + 400)
+    else:
+        model = load_model(Checkpoint.open(FolderSource(str(GOLDENS / name))), mx.float32)
+        model.facts = replace(model.facts, context_length=steps + 400)
+    engine = make_engine(model, prefix_bytes=PLENTY)
+    engine.submit(submit("a", [1] * 300, steps))
+    held = []
+    for step in range(steps):
+        engine.step()
+        engine.drain()
+        if step >= 500 and step % 250 == 0:
+            held.append(mx.get_active_memory() - engine.counts().cache_bytes)
+    assert max(held) - held[0] < 50_000
