@@ -97,7 +97,7 @@ def test_a_modelfile_error_has_its_line(http):
         ({"model": "x", "files": {"a.gguf": "sha256:1"}}, "invalid digest format"),
         ({"model": "x", "files": {"a.gguf": digest_of(b"never uploaded")}}, "has not been uploaded"),
         ({"model": "x", "from": "tiny", "adapters": {"a": digest_of(b"")}}, "adapters"),
-        ({"model": "x", "from": "tiny", "quantize": "q4_K_M"}, "quantize"),
+        ({"model": "x", "from": "tiny", "quantize": "q4_K_M"}, "quantisation 'q4_K_M' is not known"),
     ],
 )
 def test_what_cannot_be_created_is_a_400_that_says_why(http, body, words):

@@ -18,6 +18,7 @@ from tests.helpers.checkpoint_folder import packed, upload, write_folder
 from tests.helpers.checkpoint_folder import tensors as plain
 from tests.helpers.gguf_files import write_tiny_llama_gguf
 from tests.helpers.stored import put_model
+from tests.helpers.unchecked import unchecked
 
 FIELDS = {
     "system": 'says """\nand goes on',
@@ -36,7 +37,8 @@ def store(tmp_path):
 
 
 def make(store, folder, **fields):
-    return create(store, CreateRequest(model="m", files=upload(store, folder), **fields), lambda status: None)
+    request = CreateRequest(model="m", files=upload(store, folder), **fields)
+    return create(store, request, lambda status: None, check=unchecked)
 
 
 def gguf(store, tmp_path, **fields):
