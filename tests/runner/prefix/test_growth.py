@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -15,43 +14,16 @@ import pytest
 import arriero.runner.prefix.trie as trie_module
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Model, RowCaches
-from arriero.runner.caches import KVCache, RecurrentCache
-from arriero.runner.prefix.keys import Keys, row_keys
-from arriero.runner.prefix.store import PrefixStore, Reuse
+from arriero.model.contract import Model
+from arriero.runner.prefix.keys import row_keys
 from arriero.source import FolderSource
 from tests.helpers.engine_runs import make_engine, plain_loop, run, submit
+from tests.helpers.layer_stores import asked, feed, store_of
 from tests.helpers.tiny_model import VOCAB, TinyModel
 
 GOLDENS = Path(__file__).parents[2] / "model" / "goldens"
 PLENTY = 1 << 40
 LAYERS = {"full": "f" * 24, "hybrid": "rrrf" * 6, "states": "r" * 12}
-
-
-def new_caches(layers: str) -> RowCaches:
-    return [
-        KVCache(1, 4, 4, mx.float32) if kind == "f" else RecurrentCache(2, 4, mx.float32, (2, 2)) for kind in layers
-    ]
-
-
-def feed(caches: RowCaches, length: int) -> None:
-    for cache in caches:
-        if isinstance(cache, KVCache):
-            cache.append(mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, length, 4)))
-        elif isinstance(cache, RecurrentCache):
-            state = (mx.zeros((1, 2, 4)), mx.zeros((1, 2, 2)))
-            cache.put([state] * (len(cache.splits(length)) + 1), length)
-
-
-def store_of(layers: str) -> PrefixStore:
-    return PrefixStore(SimpleNamespace(new_caches=lambda: new_caches(layers)), PLENTY)
-
-
-def asked(store: PrefixStore, tokens: list[int]) -> tuple[Reuse, Keys]:
-    keys = row_keys(tokens)
-    reuse = store.begin(keys, [10, 25])
-    feed(reuse.caches, len(tokens) - 1 - reuse.offset)
-    return reuse, keys
 
 
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
@@ -160,4 +132,4 @@ def test_thousands_of_steps_leave_memory_flat_with_prefixes_stored(name: str) ->
         engine.drain()
         if step >= 500 and step % 250 == 0:
             held.append(mx.get_active_memory() - engine.counts().cache_bytes)
-    assert max(held) - held[0] < 50_000
+    assert max(held) - held[0] < 300_000, "a buffer more while a window moves"
