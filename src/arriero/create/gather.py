@@ -50,12 +50,21 @@ def gather(modelfile: Modelfile, folder: Path, hashed: Callable[[str, int, int],
     found and what was expected (`insecure path` for a link that leaves its folder), UnsupportedFeature for ADAPTER
     and DRAFT, ModelfileError for a parameter.
     """
+    body = fields_of(modelfile)
+    name, files = sources(modelfile, folder)
+    if name is not None:
+        return Gathered({}, body | {"from": name})
+    digests = {name: _digest(name, path, hashed) for name, path in files.items()}
+    return Gathered({digests[name]: path for name, path in files.items()}, body | {"files": digests})
+
+
+def sources(modelfile: Modelfile, folder: Path) -> tuple[str | None, dict[str, Path]]:
+    """What FROM means: a model's name, or files by the names that they are sent under; raises as `gather` does."""
     for name in ("adapter", "draft"):
         if modelfile.all(name):
             raise UnsupportedFeature(
                 f"{name.upper()} is not supported yet; leave it out (adapters: merge into the weights)"
             )
-    body = fields_of(modelfile)
     files: dict[str, Path] = {}
     names: list[str] = []
     for text in modelfile.all("from"):
@@ -72,10 +81,9 @@ def gather(modelfile: Modelfile, folder: Path, hashed: Callable[[str, int, int],
             f"FROM {names[0]} names a model, so it must be the only FROM; several FROM lines must all be files"
         )
     if names:
-        return Gathered({}, body | {"from": names[0]})
+        return names[0], {}
     _check_early(files)
-    digests = {name: _digest(name, path, hashed) for name, path in files.items()}
-    return Gathered({digests[name]: path for name, path in files.items()}, body | {"files": digests})
+    return None, files
 
 
 def _resolve(text: str, folder: Path) -> Path | None:

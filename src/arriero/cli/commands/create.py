@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,15 +12,27 @@ from arriero.cli.client import Client
 from arriero.cli.progress import Progress
 from arriero.settings import Settings
 
+if TYPE_CHECKING:
+    from arriero.modelfile import Modelfile
+
 
 @click.command("create")
 @click.argument("model")
 @click.option(
     "-f", "--file", "file", type=click.Path(path_type=Path), help="The Modelfile (default: ./Modelfile, else FROM .)."
 )
-@click.option("-q", "--quantize", help="Quantise while importing (for example nvfp4).")
+@click.option("-q", "--quantize", help="Quantise while importing: nvfp4, mxfp4, mxfp8, int4, int8, or plain bf16, f16.")
+@click.option("--no-scale-search", is_flag=True, help="Take the first scale of each group, not the best: faster.")
+@click.option("--dry-run", is_flag=True, help="Print what would become of each tensor, and stop.")
 @click.option("--draft-quantize", help="Quantise the DRAFT model while importing.")
-def create(model: str, file: Path | None, quantize: str | None, draft_quantize: str | None) -> None:
+def create(
+    model: str,
+    file: Path | None,
+    quantize: str | None,
+    no_scale_search: bool,
+    dry_run: bool,
+    draft_quantize: str | None,
+) -> None:
     """Make MODEL from a Modelfile, whose FROM is a folder, a .gguf file or a model."""
     from arriero.create.gather import gather
     from arriero.modelfile import parse
@@ -33,6 +46,9 @@ def create(model: str, file: Path | None, quantize: str | None, draft_quantize: 
         folder = path.resolve().parent if path.is_file() else Path.cwd()
     else:
         instructions, folder = parse("FROM .\n"), Path.cwd()
+    if dry_run:
+        _print_plan(instructions, folder, quantize or "")
+        return
     with Progress() as progress:
         progress.show("gathering model components")
         gathered = gather(instructions, folder)
@@ -42,9 +58,26 @@ def create(model: str, file: Path | None, quantize: str | None, draft_quantize: 
         body = {**gathered.body, "model": model}
         if quantize:
             body["quantize"] = quantize
+            body["scale_search"] = not no_scale_search
         if draft_quantize:
             body["draft_quantize"] = draft_quantize
         progress.follow(client.stream("POST", "/api/create", body))
+
+
+def _print_plan(instructions: Modelfile, folder: Path, quantize: str) -> None:
+    """Tensor groups, their number, what they are and become, and the bytes of that; the sum last."""
+    from arriero.cli.human import size, table
+    from arriero.create.dry_run import dry_run
+    from arriero.create.gather import sources
+
+    name, files = sources(instructions, folder)
+    if name is not None:
+        raise click.ClickException(f"a dry run needs the files of a model; FROM {name} is one that is stored")
+    groups = dry_run(files, quantize)
+    rows = [[g.name, str(g.count), g.source, g.target, size(g.target_bytes)] for g in groups]
+    before, after = sum(g.source_bytes for g in groups), sum(g.target_bytes for g in groups)
+    rows.append(["all", str(sum(g.count for g in groups)), size(before), size(after), f"{after} bytes"])
+    click.echo(table(["TENSORS", "COUNT", "SOURCE", "TARGET", "SIZE"], rows))
 
 
 def _upload(client: Client, digest: str, path: Path, progress: Progress) -> None:
