@@ -28,8 +28,9 @@ def test_unknown_paths_and_wrong_verbs_are_plain_text(http):
 
 
 @pytest.mark.parametrize("path", ["/api/pull", "/api/push"])
-def test_what_is_not_in_this_version_says_so(http, path):
-    assert "not in this version" in error(http.post(path, json={"model": "x"}))
+def test_a_transfer_needs_a_valid_name(http, path):
+    assert error(http.post(path, json={})) == "model is required"
+    assert "invalid model name" in error(http.post(path, json={"model": "a/../b"}))
 
 
 def test_there_are_no_accounts_and_no_cloud(http):

@@ -165,7 +165,7 @@ def test_a_missing_model_lists_those_that_are_there(arriero: Run, server: FakeSe
     server.replies["GET", "/api/tags"] = lambda _: (200, {"models": [MODEL]})
     result = arriero("run", "x", "q")
     assert result.returncode == 1
-    assert "model 'x' not found; there are tiny:latest" in result.stderr
+    assert "model 'x' not found here (there are tiny:latest), and it cannot be pulled" in result.stderr
 
 
 @pytest.mark.parametrize("value", ["10m", "300", "-1"])

@@ -18,12 +18,15 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "serve": ("serve", "serve", "Start the server"),
     "run": ("run", "run", "Ask a model, once or in a conversation"),
     "create": ("create", "create", "Make a model from a Modelfile"),
+    "pull": ("transfer", "pull", "Pull a model from a registry"),
+    "push": ("transfer", "push", "Push a model to a registry"),
     "show": ("show", "show", "Show what is known of a model"),
     "list": ("models", "list_models", "List models"),
     "ps": ("models", "ps", "List running models"),
     "stop": ("models", "stop", "Unload a running model"),
     "cp": ("models", "cp", "Copy a model"),
     "rm": ("models", "rm", "Remove models"),
+    "verify": ("transfer", "verify", "Check stored models"),
     "bench": ("bench", "bench", "Measure speed"),
 }
 ALIASES = {"ls": "list", "start": "serve"}

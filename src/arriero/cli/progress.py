@@ -1,13 +1,22 @@
-"""Progress on stderr: bars and spinners on a terminal, one plain line a step elsewhere."""
+"""Progress on stderr: bars and spinners on a terminal, elsewhere a line a step, and some more for a long one."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
 import click
+
+from arriero.cli import human
+
+_STEP = 10
+"""Percent between two plain lines of one bar."""
+_PAUSE = 5.0
+"""Seconds between them, at least."""
+_TOTAL = "total"
 
 
 class Progress:
@@ -18,12 +27,25 @@ class Progress:
         self._live: Any = None
         self._tasks: dict[str, Any] = {}
         self._last = ""
+        self._bars: dict[str, tuple[int, int]] = {}
+        """Status → bytes done and of all, of every bar so far."""
+        self._told: dict[str, tuple[float, int]] = {}
+        """When the last plain line of a bar was written, and of how many bytes."""
+        self._began: tuple[float, int] | None = None
+        """When the first bytes were counted, and how many were there by then."""
 
     def __enter__(self) -> Self:
         if self._tty:
             # Imported here: rich takes as long to import as a whole short verb.
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                SpinnerColumn,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
             from rich.progress import Progress as RichProgress
 
             self._live = RichProgress(
@@ -31,6 +53,8 @@ class Progress:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(compact=True),
                 console=Console(stderr=True),
             )
             self._live.start()
@@ -44,19 +68,57 @@ class Progress:
 
     def show(self, status: str, completed: int = 0, total: int = 0) -> None:
         """One step; the same status again only moves its bar."""
+        if total:
+            self._bars[status] = (completed, total)
+            if self._began is None:
+                self._began = (time.monotonic(), completed)
         if self._live is None:
-            if status != self._last:
-                click.echo(status, err=True)
-            self._last = status
-            return
-        task = self._tasks.get(status)
-        if task is None:
-            for other in self._tasks.values():
-                self._live.update(other, completed=1 if self._live.tasks[other].total is None else None, total=None)
-            task = self._tasks[status] = self._live.add_task(status, total=total or None)
-        self._live.update(task, completed=completed, total=total or None)
+            self._line(status, completed, total)
+        else:
+            self._bar(status, completed, total)
+            if total and len(self._bars) > 1:
+                self._bar(_TOTAL, *self._sum())
 
     def follow(self, updates: Iterable[dict[str, Any]]) -> None:
         """Show every object of a status stream."""
         for update in updates:
             self.show(update.get("status", ""), update.get("completed", 0), update.get("total", 0))
+
+    def _bar(self, status: str, completed: int, total: int) -> None:
+        task = self._tasks.get(status)
+        if task is None:
+            for other in self._tasks.values():
+                if self._live.tasks[other].total is None:
+                    self._live.update(other, completed=1, total=1)
+            task = self._tasks[status] = self._live.add_task(status, total=total or None)
+        self._live.update(task, completed=completed, total=total or None)
+
+    def _line(self, status: str, completed: int, total: int) -> None:
+        """A plain line when a step begins; a long one has more, each ten percent further than the last."""
+        now = time.monotonic()
+        if status not in self._told:
+            if status != self._last:
+                click.echo(status, err=True)
+            self._last = status
+            if total:
+                self._told[status] = (now, completed)
+            return
+        told_at, told = self._told[status]
+        if now - told_at < _PAUSE or (completed - told) * 100 < _STEP * total:
+            return
+        self._told[status] = (now, completed)
+        self._last = status
+        click.echo(f"{status}: {100 * completed // total}% of {human.size(total)}{self._speed(now)}", err=True)
+
+    def _speed(self, now: float) -> str:
+        """`, 12 MB/s, 3 minutes left` over all bars, '' before there is anything to tell."""
+        assert self._began is not None, "a bar that has moved has begun"
+        done, total = self._sum()
+        seconds, moved = now - self._began[0], done - self._began[1]
+        if moved <= 0:
+            return ""
+        left = f", {human.span((total - done) * seconds / moved).lower()} left" if done < total else ""
+        return f", {human.size(int(moved / seconds))}/s{left}"
+
+    def _sum(self) -> tuple[int, int]:
+        return sum(done for done, _ in self._bars.values()), sum(total for _, total in self._bars.values())

@@ -33,6 +33,7 @@ from arriero.server.routes import (
     openai,
     responses,
     system,
+    transfer,
     v1_embeddings,
     v1_models,
 )
@@ -42,7 +43,7 @@ from arriero.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_APIS = (system, models, blobs, create, ollama, embed, openai, responses, anthropic, v1_embeddings, v1_models)
+_APIS = (system, models, blobs, create, transfer, ollama, embed, openai, responses, anthropic, v1_embeddings, v1_models)
 
 _PATIENCE = 5
 """Seconds that replies in flight have to end once the server is told to stop."""
@@ -66,6 +67,7 @@ def create_app(settings: Settings, *, store: Store | None = None, scheduler: Sch
         try:
             yield
         finally:
+            await services.transfers.close()
             await services.scheduler.close()
 
     return Starlette(
@@ -127,6 +129,7 @@ class Server(uvicorn.Server):
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the runners, then the connections."""
+        """Stop the runners and the transfers, then the connections."""
+        await self._app.state.services.transfers.close()
         await self._app.state.services.scheduler.close()
         await super().shutdown(sockets)

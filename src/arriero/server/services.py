@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from arriero.server.transfers import Transfers
 from arriero.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Settings, the store, the models opened for their text, and the scheduler of runners."""
+    """Settings, the store, the models opened for their text, the scheduler, and transfers in flight."""
 
     settings: Settings
     store: Store
     models: Models
     scheduler: Scheduler
+    transfers: Transfers = field(default_factory=Transfers)
 
     async def let_go(self, digest: str) -> None:
         """Unload a model once no name stands for it any more; requests that use it come to their end."""

@@ -203,6 +203,19 @@ class Store:
         """Delete those of some blobs that no model uses."""
         self._collect(digests, always=True)
 
+    def unreadable(self) -> builtins.list[str]:
+        """Models of any root whose manifest or configuration can't be read, as sentences."""
+        problems: builtins.list[str] = []
+        for root in self._roots:
+            for name, path in _walk(root.manifests):
+                try:
+                    self._open(root, name, path)
+                except FileNotFoundError:
+                    continue  # deleted while we looked
+                except StoreError as error:
+                    problems.append(f"model '{name}' is damaged: {error}; pull or create it again, or remove it")
+        return problems
+
     def verify(self, *, deep: bool = True) -> builtins.list[str]:
         """Everything that is wrong with our own root, as sentences; `deep` hashes every blob."""
         problems: builtins.list[str] = []

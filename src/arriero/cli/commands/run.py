@@ -30,6 +30,7 @@ _THINK = ("true", "false", "high", "medium", "low", "max")
     "--think", is_flag=False, flag_value="true", default=None, help="Think first: true, false, low, medium, high, max."
 )
 @click.option("--hidethinking", is_flag=True, help="Don't show the thinking.")
+@click.option("--insecure", is_flag=True, help="Where the model must be pulled first: by plain HTTP.")
 def run(
     model: str,
     prompt: tuple[str, ...],
@@ -39,6 +40,7 @@ def run(
     format_: str | None,
     think: str | None,
     hidethinking: bool,
+    insecure: bool,
 ) -> int:
     """Ask MODEL the PROMPT, with what is piped in; without a prompt, talk with it."""
     settings = Settings.from_environ()
@@ -51,7 +53,7 @@ def run(
         options["format"] = _format(format_)
     piped = _piped_text()
     client = connect_or_start(settings)
-    facts = _show(client, model)
+    facts = _show(client, model, insecure=insecure)
     if not prompt and piped is None:
         from arriero.cli.chat.session import Session
 
@@ -86,17 +88,24 @@ def ask(client: Client, body: dict[str, Any], *, verbose: bool, wrap: bool, hide
     return 0
 
 
-def _show(client: Client, model: str) -> dict[str, Any]:
+def _show(client: Client, model: str, *, insecure: bool) -> dict[str, Any]:
+    """What is known of the model, which is pulled first when it is not there."""
     try:
         facts: dict[str, Any] = client.call("POST", "/api/show", {"model": model})
     except ApiError as error:
         if error.status != 404:
             raise
-        names = [m["name"] for m in client.call("GET", "/api/tags")["models"]]
-        have = f"there are {', '.join(names)}" if names else "there are none yet"
-        raise click.ClickException(
-            f"model '{model}' not found; {have}. Make one with 'arriero create' (pulling comes in a later version)"
-        ) from None
+        from arriero.cli.commands.transfer import pull_model
+
+        try:
+            pull_model(client, model, insecure=insecure)
+        except ApiError as failure:
+            names = [m["name"] for m in client.call("GET", "/api/tags")["models"]]
+            have = f"there are {', '.join(names)}" if names else "there are none yet"
+            raise click.ClickException(
+                f"model '{model}' not found here ({have}), and it cannot be pulled: {failure}"
+            ) from None
+        facts = client.call("POST", "/api/show", {"model": model})
     return facts
 
 

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from arriero import __version__
-from arriero.errors import Forbidden, UnsupportedFeature
+from arriero.errors import Forbidden
 from arriero.server.routes.replies import json_reply
 
 COMPATIBLE_VERSION = "0.32.15"
@@ -40,17 +40,6 @@ async def no_cloud(request: Request) -> Response:
     raise Forbidden(f"ollama cloud is disabled: {what} is unavailable")
 
 
-async def not_served(request: Request) -> Response:
-    """Endpoints of the API that this version does not have."""
-    raise UnsupportedFeature(f"{request.url.path} {_NOT_SERVED[request.url.path]}")
-
-
-_NOT_SERVED = {
-    "/api/pull": "is not in this version: create the model from a local folder or GGUF file with 'arriero create', "
-    "or pull it with Ollama, whose store is read in place",
-    "/api/push": "is not in this version",
-}
-
 ROUTES = [
     Route("/", root, methods=["GET"]),
     Route("/api/version", version, methods=["GET"]),
@@ -61,5 +50,4 @@ ROUTES = [
     Route("/api/experimental/web_search", no_cloud, methods=["POST"]),
     Route("/api/experimental/web_fetch", no_cloud, methods=["POST"]),
     Route("/api/experimental/model-recommendations", no_cloud, methods=["GET"]),
-    *(Route(path, not_served, methods=["POST"]) for path in _NOT_SERVED),
 ]

@@ -89,6 +89,12 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         return self.model or self.name
 
 
+class VerifyRequest(ModelRequest, kw_only=True):
+    """POST /api/verify: of one model, or of everything that is stored."""
+
+    repair: bool = False
+
+
 class CopyRequest(msgspec.Struct, kw_only=True):
     """POST /api/copy."""
 
