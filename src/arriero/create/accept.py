@@ -33,6 +33,8 @@ def judge(source: LayersSource) -> Verdict:
     from arriero.errors import ArrieroError
     from arriero.model.architectures import load_model
     from arriero.model.checkpoint import Checkpoint
+    from arriero.model.contract import Encoder
+    from arriero.model.drafts import load_draft, load_head
     from arriero.model.stored import HostWeight, Stored
     from arriero.model.weight import Weight
 
@@ -61,12 +63,19 @@ def judge(source: LayersSource) -> Verdict:
 
         return replace(stored, load=load)
 
+    def emptied(opened: Checkpoint) -> Checkpoint:
+        stored = {name: hollow(tensor) for name, tensor in opened._stored.items()}
+        return Checkpoint(opened.label, stored, opened.config, opened.generation_config, opened.dialect)
+
     mx.set_default_device(mx.cpu)
     try:
-        opened = Checkpoint.open(source)
-        stored = {name: hollow(tensor) for name, tensor in opened._stored.items()}
-        checkpoint = Checkpoint(opened.label, stored, opened.config, opened.generation_config, opened.dialect)
-        load_model(checkpoint, mx.bfloat16)
+        checkpoint = emptied(Checkpoint.open(source))
+        model = load_model(checkpoint, mx.bfloat16)
+        beside = Checkpoint.open_draft(source)
+        if not isinstance(model, Encoder):
+            if beside is not None:
+                load_draft(emptied(beside), model, mx.bfloat16)
+            load_head(checkpoint, model, mx.bfloat16)
     except ArrieroError as error:
         return Verdict(error=str(error))
     return Verdict(unused=checkpoint.unused())

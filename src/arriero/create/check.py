@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,39 +23,45 @@ LONGEST = 900.0
 """Seconds that building may take; a hundred thousand tensors take about a minute."""
 
 
-def check_plan(plan: Plan, documents: Mapping[str, Path]) -> None:
+def ask_process(source: LayersSource) -> Verdict:
+    """What `accept.py` says in a process of its own; raises LoadError when that fails."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "arriero.create.accept"],
+            input=msgspec.json.encode(source),
+            capture_output=True,
+            timeout=LONGEST,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoadError(f"the model could not be checked: {error}") from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise LoadError(
+            f"building the model to check it ended with status {done.returncode}: {said[-1] if said else 'no word'}"
+        )
+    return msgspec.json.decode(done.stdout, type=Verdict)
+
+
+def check_plan(
+    plan: Plan, documents: Mapping[str, Path], *, ask: Callable[[LayersSource], Verdict] = ask_process
+) -> None:
     """Raise CheckpointError with the sentence of a load for a model that would not load, naming the tensor.
 
-    The files that the process sees have the headers that will be written, and holes in the place of large tensors.
-    Raises LoadError when the process itself fails.
+    The files that are shown have the headers that will be written, and holes in the place of large tensors.
     """
     with tempfile.TemporaryDirectory(prefix="arriero-check-") as folder:
         source = LayersSource(
             tensors={blob.name: str(_hollow(Path(folder) / str(n), blob)) for n, blob in enumerate(plan.blobs)},
             files={name: str(path) for name, path in documents.items()},
         )
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "arriero.create.accept"],
-                input=msgspec.json.encode(source),
-                capture_output=True,
-                timeout=LONGEST,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise LoadError(f"the model could not be checked: {error}") from None
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise LoadError(
-                f"building the model to check it ended with status {done.returncode}: {said[-1] if said else 'no word'}"
-            )
-        verdict = msgspec.json.decode(done.stdout, type=Verdict)
+        verdict = ask(source)
     if verdict.error:
         label = f"the stored model of {documents['config.json']}: "
         text = verdict.error.replace(label, "").replace(f"{folder}/", "layer ").replace(f"; {REPAIR}", "")
         raise CheckpointError(f"the model would not load, so it is not created: {text}; convert or download it again")
     if verdict.unused:
-        log.info("%d tensors are stored that the model does not use: %s", len(verdict.unused),
-                 ", ".join(verdict.unused[:8]))  # fmt: skip
+        some = ", ".join(verdict.unused[:8])
+        log.info("%d tensors are stored that the model does not use: %s", len(verdict.unused), some)
 
 
 def _hollow(path: Path, blob: BlobPlan) -> Path:
