@@ -1,1 +1,1 @@
-"""Import of models into the store: inventory → plan → write. Refuses to know the running engine."""
+"""Import of models into the store: inventory → plan → check → quantize → write. Refuses to know the running engine."""
