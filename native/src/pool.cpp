@@ -155,7 +155,7 @@ class Pool {
   static thread_local bool inside_;  // this thread runs a task: what it starts runs in it
   static constexpr unsigned kOpen = 1u << 31;
   std::atomic<int> n_{1}, spin_{200};
-  bool quit_ = false;
+  std::atomic<bool> quit_{false};  // read by workers that a job woke while stop() sets it
   std::vector<std::thread> workers_;
   std::mutex m_, busy_;
   std::condition_variable wake_;
