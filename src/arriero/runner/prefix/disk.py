@@ -32,6 +32,9 @@ SUFFIX = ".prefix"
 WAITING_BYTES = 1 << 30
 """Most bytes that wait to be written; what comes on top is not kept on disk."""
 
+LOOK_SECONDS = 10
+"""How long the size of the folder is taken to be what this process has added to it."""
+
 PART = ".part"
 PART_SECONDS = 3600
 """Age at which an unfinished file is nobody's any more."""
@@ -54,6 +57,11 @@ class Stretch:
     """The file that it goes on from, where that is known."""
 
     @property
+    def place(self) -> tuple[str, int]:
+        """The history before it, and its first key."""
+        return self.before, int(self.keys[0])
+
+    @property
     def there(self) -> bool:
         """Whether its file is written, or still to be."""
         return self.path.exists() if self.written else not self.lost
@@ -66,7 +74,11 @@ class DiskTier:
         """`folder` is this model's own; all models' files beside it count against `limit` bytes."""
         self._folder = folder
         self._limit = limit
-        self._by_before: dict[str, list[Stretch]] = {}
+        self._files: dict[tuple[str, int], list[Stretch]] = {}
+        """By the history before them and their first key."""
+        self._left = 0
+        """Bytes that may still be written before the folder must be looked at."""
+        self._looked_at = 0.0
         self._waiting = 0
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Stretch, Record] | None] = queue.SimpleQueue()
@@ -75,7 +87,7 @@ class DiskTier:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             stretch = _opened(path)
             if stretch is not None:
-                self._by_before.setdefault(stretch.before, []).append(stretch)
+                self._files.setdefault(stretch.place, []).append(stretch)
         self._writer = threading.Thread(target=self._write_all, name="prefix-writer", daemon=True)
         self._writer.start()
 
@@ -92,7 +104,7 @@ class DiskTier:
             chain, at, before = paths.pop()
             if at > best[1]:
                 best = chain, at
-            for stretch in self._behind(before.hexdigest()):
+            for stretch in self._behind((before.hexdigest(), int(keys[at]))) if at < len(keys) else ():
                 same = common(stretch.keys, keys[at:])
                 if stretch.start != at or not (stretch.written or waiting):
                     continue
@@ -115,7 +127,7 @@ class DiskTier:
             return None
         except (UnfitRecord, OSError) as error:
             log.warning("a stored prefix is not used and removed: %s", error)
-            self._by_before[stretch.before].remove(stretch)
+            self._files[stretch.place].remove(stretch)
             _remove(stretch.path)
             return None
 
@@ -146,7 +158,7 @@ class DiskTier:
         path = self._folder / f"{uuid.uuid4().hex}{SUFFIX}"
         own = np.array(keys[start:end], np.uint64)
         stretch = Stretch(path, before, start, end, own, record.nbytes, written=False, above=above)
-        self._by_before.setdefault(before, []).append(stretch)
+        self._files.setdefault(stretch.place, []).append(stretch)
         self._queue.put((stretch, record))
         return stretch
 
@@ -163,9 +175,9 @@ class DiskTier:
         self._queue.put(None)
         self._writer.join()
 
-    def _behind(self, before: str) -> list[Stretch]:
-        """The files that go on from a history; those that are gone meanwhile are forgotten."""
-        found = self._by_before.get(before, [])
+    def _behind(self, place: tuple[str, int]) -> list[Stretch]:
+        """The files that go on from a history with one key; those that are gone meanwhile are forgotten."""
+        found = self._files.get(place, [])
         if found:
             found[:] = [stretch for stretch in found if stretch.there]
         return found
@@ -205,7 +217,7 @@ class DiskTier:
             chain.append(above)
             above = above.above
         self.touch(chain[::-1])
-        self._make_room()
+        self._make_room(stretch.nbytes)
 
     def _make_folder(self) -> None:
         """What people said is in these files: nobody else may read them."""
@@ -221,8 +233,11 @@ class DiskTier:
             if old:
                 _remove(path)
 
-    def _make_room(self) -> None:
-        """Delete the files used longest ago, of any model, until the limit holds."""
+    def _make_room(self, nbytes: int) -> None:
+        """Delete the files used longest ago, of any model, until the limit holds with `nbytes` more than before."""
+        self._left -= nbytes
+        if self._left > self._limit // 8 and time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return  # far from the limit, whatever other processes have written since
         found = []
         for path in self._folder.parent.glob(f"*/*{SUFFIX}"):
             try:
@@ -233,9 +248,10 @@ class DiskTier:
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._limit:
-                return
+                break
             if _remove(path):
                 total -= size
+        self._left, self._looked_at = self._limit - total, time.monotonic()
 
 
 def _remove(path: Path) -> bool:
@@ -258,7 +274,7 @@ def _opened(path: Path) -> Stretch | None:
         size = path.stat().st_size
         keys = np.array(file.view("keys"), np.uint64)
         stretch = Stretch(path, said["before"], int(said["start"]), int(said["end"]), keys, size)
-        if len(stretch.keys) != stretch.end - stretch.start:
+        if not 0 < len(stretch.keys) == stretch.end - stretch.start:
             raise ValueError("its keys are not as many as its positions")
     except FileNotFoundError:
         return None
