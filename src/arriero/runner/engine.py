@@ -390,6 +390,7 @@ class Engine:
         """Let later rows have the prompt of one that goes on."""
         if row.reuse is not None:
             self.prefixes.share(row.reuse, row.keys)
+            self._make_room()
 
     def _launch_late(self, flight: Flight) -> None:
         """Launch after the read, unless that ended all the rows that it was for."""

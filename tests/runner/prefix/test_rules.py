@@ -168,3 +168,16 @@ def test_a_rest_whose_end_is_forgotten_goes_on_serving_what_is_left(monkeypatch:
     store = store_of("rf")
     stored(store, list(range(100)), [40])
     assert store.begin(row_keys([*range(100), 7])).offset == 40
+
+
+def test_states_of_a_running_row_count_and_the_newest_stay() -> None:
+    """R-55: what is shared while a row goes on is under the budget at once, not only when the row ends."""
+    state = (2 * 4 + 2 * 2) * 4
+    store = store_of("rf", budget=3 * state)
+    stored(store, [*range(500, 520)])
+    reuse, keys = asked(store, list(range(100)), [20, 40, 60])
+    store.share(reuse, keys)
+    assert store.nbytes <= 3 * state
+    assert store.begin(row_keys([*range(97), 7, 8])).offset == 96
+    store.close(reuse, keys)
+    assert store.nbytes <= 3 * state

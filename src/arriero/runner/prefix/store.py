@@ -125,9 +125,14 @@ class PrefixStore:
         later = [each for each in reuse.planned if each > offset]
         if capture and capture >= offset and not self._all_ranges:
             later = sorted({*later, capture})
-        self._attach(reuse, keys, offset, later)
+        last = self._attach(reuse, keys, offset, later)
         if self._all_ranges and offset:
-            self._cover(self._trie.advance(keys[:offset]), reuse.caches)
+            path = self._trie.advance(keys[:offset])
+            self._cover(path, reuse.caches)
+            last = path[-1]
+        if last is not None:
+            self._trie.touch(last)
+        self.shrink()
 
     def close(self, reuse: Reuse, keys: Keys) -> None:
         """Keep what a row computed, whose positions have these keys; its caches belong to the store from here on."""
@@ -202,8 +207,9 @@ class PrefixStore:
             if cache is not None and not self._ranges[slot]:
                 cache.plan(offsets)
 
-    def _attach(self, reuse: Reuse, keys: Keys, reached: int, later: list[int]) -> None:
-        """Turn the captures so far into nodes, and go on with the plan `later`."""
+    def _attach(self, reuse: Reuse, keys: Keys, reached: int, later: list[int]) -> Node | None:
+        """Turn the captures so far into nodes, and go on with the plan `later`; returns the deepest of them."""
+        last: Node | None = None
         rows: list[list[Snapshot | None]] = [
             [] if cache is None or self._ranges[slot] else cache.take() for slot, cache in enumerate(reuse.caches)
         ]
@@ -220,6 +226,7 @@ class PrefixStore:
                     reuse.states.append(weakref.ref(state))
             last.recount()
         self._schedule(reuse, later)
+        return last
 
     def _cover(self, path: Sequence[Node], caches: RowCaches) -> None:
         """Let the row's caches be the memory of all positions on its path: one buffer a conversation, and no copy."""

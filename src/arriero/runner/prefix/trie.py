@@ -111,8 +111,7 @@ class PrefixTrie:
         while at < len(keys):
             child = node.children.get(int(keys[at]))
             if child is None:
-                others = sorted(node.children.values(), key=lambda child: -child.last_used)
-                return Match(path, at, others[0].keys[:_SHOWN].tolist() if others else ())
+                return Match(path, at, self._instead(node, int(keys[at])))
             same = common(child.keys, keys[at:])
             path.append(child)
             at += same
@@ -120,6 +119,12 @@ class PrefixTrie:
                 return Match(path, at, child.keys[same : same + _SHOWN].tolist() if at < len(keys) else ())
             node = child
         return Match(path, at)
+
+    def _instead(self, node: Node, key: int) -> Sequence[int]:
+        """The first keys stored behind a node where `key` is not: of pairs that begin alike, else those used last."""
+        others = node.children.items()
+        nearest = max(others, key=lambda item: (item[0] >> 32 == key >> 32, item[1].last_used), default=None)
+        return () if nearest is None else nearest[1].keys[:_SHOWN].tolist()
 
     def touch(self, node: Node) -> None:
         """Make this node the one used last; those on the way to it keep their age and may go before it does not."""
