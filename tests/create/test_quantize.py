@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from arriero.create.create import create
+from arriero.create.inventory import take_inventory
+from arriero.create.plan import make_plan
+from arriero.create.recode import Recoding
 from arriero.create.request import CreateRequest
 from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
 from arriero.formats import affine, mxfp, nvfp4
@@ -23,6 +27,7 @@ from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import CONFIG, packed, tensors, upload, write_folder
 from tests.helpers.forward import whole
 from tests.helpers.golden_store import small_tokenizer
+from tests.helpers.layouts import LAYOUTS
 from tests.helpers.unchecked import unchecked
 
 GOLDENS = Path(__file__).parents[1] / "model" / "goldens"
@@ -365,3 +370,77 @@ def test_blocks_of_rows_do_not_show_in_what_is_stored(tmp_path, monkeypatch):
     assert [layer.digest for layer in piecewise.manifest.layers] == [
         layer.digest for layer in whole_model.manifest.layers
     ]
+
+
+def near(tmp_path, layout, kind):
+    """The largest distance of a table's rows, made from a published layout, to the plain numbers that it means."""
+    found = LAYOUTS[layout]()
+    folder = found.write(tmp_path / "m")
+    (folder / "tokenizer.json").write_text(small_tokenizer())
+    model, _ = make(tmp_path, folder, kind)
+    checkpoint = Checkpoint.open(model.source())
+    assert not [name for name in checkpoint.names() if re.search(r"ngram_embedding\.weight(_scale|\.global)", name)]
+    plain = decoded(checkpoint, tmp_path / "plain")
+    values = SafetensorsFile(plain / "model.safetensors")
+    worst = 0.0
+    for name, meant in found.meant.items():
+        if "ngram_embedding.shard" in name:
+            got = values.view(name).astype(np.float32)
+            worst = max(worst, float(np.sqrt(np.square(got - meant).sum() / np.square(meant).sum())))
+    load_model(Checkpoint.open(model.source()), mx.float32)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "bound"),
+    [
+        ("flash next, fp8", "bf16", 0.003),
+        ("flash next, nvfp4 and mxfp8", "bf16", 0.003),
+        ("flash next, nvfp4 with its table", "bf16", 0.003),
+    ],
+)
+def test_the_factor_of_a_table_is_in_what_is_made_of_its_shards_and_nowhere_else(tmp_path, layout, kind, bound):
+    assert near(tmp_path, layout, kind) < bound
+
+
+def test_shards_of_fp8_become_nvfp4_with_a_factor_each(tmp_path):
+    table, config = "model.layers.1.ple.ple_embedding.ngram_embedding", {"architectures": ["Qwen4ExpForCausalLM"]}
+    codes = [np.random.default_rng(n).normal(0, 30, (64, 32)).astype(ml_dtypes.float8_e4m3fn) for n in range(2)]
+    held = {f"{table}.shard_{n}.weight": values for n, values in enumerate(codes)}
+    held[f"{table}.weight_scale"] = np.array([0.25], ml_dtypes.bfloat16)
+    path = tmp_path / "model.safetensors"
+    write(path, held)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    inventory = take_inventory({"model.safetensors": path, "config.json": tmp_path / "config.json"})
+    plan = make_plan(inventory, Recoding.to("nvfp4", config))
+    assert [blob.name for blob in plan.blobs] == [f"{table}.shard_{n}.weight" for n in range(2)]
+    for blob, values in zip(plan.blobs, codes, strict=True):
+        data = bytearray()
+        assert blob.made.write(data.extend, lambda count: None) < 0.1
+        words, scales, factor = np.split(np.frombuffer(data, np.uint8), [1024, 1152])
+        got = nvfp4.dequantize(
+            words.view(np.uint32).reshape(64, 4), scales.reshape(64, 2), float(factor.view(np.float32)[0])
+        )
+        want = values.astype(np.float32) * 0.25
+        assert np.sqrt(np.square(got - want).sum() / np.square(want).sum()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["", "nvfp4", "mxfp4"])
+def test_mxfp4_of_compressed_tensors_is_copied(tmp_path, kind):
+    codes = np.random.default_rng(11).integers(0, 256, (64, 32), dtype=np.uint8)
+    held = {f"{QUERY}.weight_packed": codes, f"{QUERY}.weight_scale": np.full((64, 2), 120, np.uint8)}
+    model, _ = make(tmp_path, one_changed(tmp_path, held), kind)
+    weight = Checkpoint.open(model.source()).host_weight(f"{QUERY}.weight")
+    assert weight.quantization == Quantization("mxfp4", 4, 32)
+    np.testing.assert_array_equal(weight.data, codes)
+
+
+def test_mxfp8_codes_with_exponents_for_scales_can_be_rounded_to_fewer_bits(tmp_path):
+    codes = np.random.default_rng(12).normal(0, 30, (64, 64)).astype(ml_dtypes.float8_e4m3fn)
+    held = {f"{QUERY}.weight": codes, f"{QUERY}.weight_scale": np.full((64, 2), 120, np.uint8)}
+    model, statuses = make(tmp_path, one_changed(tmp_path, held), "nvfp4")
+    assert any(status.startswith("1 tensors from mxfp8 to nvfp4: weight error") for status in statuses)
+    weight = Checkpoint.open(model.source()).host_weight(f"{QUERY}.weight")
+    got = nvfp4.dequantize(weight.data, weight.scales, float(weight.global_scale))
+    want = codes.astype(np.float32) / 128
+    assert np.sqrt(np.square(got - want).sum() / np.square(want).sum()) < 0.1

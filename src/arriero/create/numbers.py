@@ -46,7 +46,7 @@ class PlainNumbers:
         if self.part.span.dtype == "F8_E4M3":
             values = E4M3[rows]
             if self.factor is not None:
-                values = values * self.factor.file.view(self.factor.span.name).astype(np.float32).reshape(-1)[0]
+                values = values * _scalar(self.factor)
         else:
             values = _float32(rows, self.part.span.dtype)
         return _finite(values, self.name)
@@ -87,6 +87,8 @@ class PackedNumbers:
 
     found: Bundle
     how: Quantization
+    factor: Part | None = None
+    """Of the table that this is a shard of."""
 
     @property
     def name(self) -> str:
@@ -115,6 +117,8 @@ class PackedNumbers:
             values *= factors[np.arange(start, stop) // (math.prod(self.shape[:-1]) // factors.size), None]
         else:
             values = mxfp.dequantize(words, scales, self.how.bits)
+        if self.factor is not None:
+            values *= _scalar(self.factor)
         return _finite(values, self.name)
 
     def multipliers(self) -> np.ndarray:
@@ -128,6 +132,10 @@ class PackedNumbers:
                 raise CheckpointError(f"tensor {self.name} has a reciprocal global scale of zero; convert it again")
             return np.float32(1) / numbers
         return numbers / np.float32(nvfp4.LARGEST) if self.found.global_kind == "largest" else numbers
+
+
+def _scalar(part: Part) -> np.float32:
+    return np.float32(part.file.view(part.span.name).reshape(-1)[0])
 
 
 def _rows(part: Part) -> np.ndarray:

@@ -115,10 +115,12 @@ def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
         for m in foreign
     ]
     hints = configured(inventory.config)
+    multiplied: set[str] = set()
     for found in bundle(tensors):
         if recoding is not None and (changed := recoding.of(found, inventory.tensors, hints)) is not None:
             metadata = _labels(changed.kind) | _origin(found.parts)
             kind = changed.kind if changed.kind in PACKED else ""
+            multiplied.add(changed.factor)
             elements = math.prod(changed.made.pieces[found.name].shape) * changed.packing
             blobs.append(BlobPlan(found.name, {}, metadata, elements, kind, changed.made, changed.source))
             continue
@@ -145,7 +147,7 @@ def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
             blobs.extend(_kept_apart(found))
     if not blobs:
         raise CheckpointError("the model has scales and zero points but no weights; convert it again")
-    return Plan(sorted(blobs, key=lambda blob: blob.name))
+    return Plan(sorted((blob for blob in blobs if blob.name not in multiplied), key=lambda blob: blob.name))
 
 
 def _labels(kind: str) -> dict[str, str]:

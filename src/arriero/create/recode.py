@@ -26,6 +26,7 @@ from arriero.model.packing import affine_layout, float_layout
 from arriero.model.quantization import Quantization
 
 _FLOATS = ("F32", "BF16", "F16")
+_TABLE_FACTORS = ("weight_scale", "weight_scale_2", "weight.global_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Recoded:
     """The precision that it gets."""
     source: str
     """The one that it had."""
+    factor: str = ""
+    """The name of its table's factor, which is in its numbers now."""
 
     @property
     def packing(self) -> int:
@@ -64,19 +67,21 @@ class Recoding:
         numbers, source, how = _numbers(found, files, hints)
         if numbers is None:
             return None
+        factor = _table_factor(found.name, files)
+        multiplied = "" if factor is None else factor.span.name
         kind = self.policy(Tensor(found.name, numbers.shape), self.asked)
         if kind == SOURCE or source == DENSE.get(kind):
             return None
         size = sum(part.span.nbytes for part in found.parts)
         if kind in DENSE:
-            return Recoded(Plain(numbers, kind, size), kind, source)
+            return Recoded(Plain(numbers, kind, size), kind, source, multiplied)
         if how is not None and (how == PACKED[kind] or how.bits <= PACKED[kind].bits):
             return None
         relabelled = _relabelled(found, kind)
         if relabelled is not None:
             return Recoded(relabelled, kind, source)
         scales = source if source in _FLOATS else "BF16"
-        return Recoded(Quantized(numbers, kind, scales, size, self.search), kind, source)
+        return Recoded(Quantized(numbers, kind, scales, size, self.search), kind, source, multiplied)
 
 
 def _numbers(
@@ -92,7 +97,7 @@ def _numbers(
         return Fp8Numbers(found.name, found.data, found.fp8_scale), "fp8", None
     if found.scales is not None:
         how = _layout(found, hints)
-        return PackedNumbers(found, how), how.name, how
+        return PackedNumbers(found, how, _table_factor(found.name, files)), how.name, how
     if span.dtype == "F8_E4M3":
         factor = _table_factor(found.name, files)
         return (None, "", None) if factor is None else (PlainNumbers(found.name, found.data, factor), "fp8", None)
@@ -116,10 +121,11 @@ def _layout(found: Bundle, hints: Mapping[str, Quantization]) -> Quantization:
 
 
 def _table_factor(name: str, files: Mapping[str, SafetensorsFile]) -> Part | None:
-    """The one factor of all shards of a table, `T.weight_scale`."""
+    """The one factor of all shards of a table, where it has one."""
     table = re.fullmatch(r"(.+)\.shard_\d+\.weight", name)
-    scale = f"{table[1]}.weight_scale" if table is not None else ""
-    return Part(files[scale], files[scale].tensors[scale]) if scale in files else None
+    names = [f"{table[1]}.{word}" for word in _TABLE_FACTORS] if table is not None else []
+    scale = next((name for name in names if name in files), None)
+    return None if scale is None else Part(files[scale], files[scale].tensors[scale])
 
 
 def _relabelled(found: Bundle, kind: str) -> Made | None:
