@@ -16,10 +16,10 @@ from arriero.formats.safetensors import SafetensorsFile, write
 from arriero.model.contract import Batch, Span
 from arriero.runner import main
 from arriero.runner.messages import RunnerConfig
-from arriero.runner.prefix.disk import DiskTier
+from arriero.runner.prefix.disk import DiskTier, _opened
 from arriero.runner.prefix.fingerprint import fingerprint
 from arriero.runner.prefix.keys import row_keys
-from arriero.runner.prefix.record import digest, make_record
+from arriero.runner.prefix.record import digest, make_record, read_snapshots
 from arriero.runner.prefix.store import PrefixStore
 from arriero.source import FolderSource, GGUFSource, LayersSource
 from tests.helpers.engine_runs import make_engine, plain_loop, run, submit
@@ -90,14 +90,18 @@ def test_a_folder_never_holds_more_than_its_limit(tmp_path):
     assert ask(tmp_path / "m1", prompt, limit=200_000)[1] > 290, "what was written last is still there"
 
 
-def test_a_file_that_is_gone_is_no_harm(tmp_path):
+def test_a_file_that_is_gone_is_no_harm(tmp_path, caplog):
     ask(tmp_path / "m", PROMPT)
     engine = make_engine(MODEL, prefix_bytes=PLENTY, disk=DiskTier(tmp_path / "m", PLENTY))
     for path in (tmp_path / "m").iterdir():
         path.unlink()
+        with pytest.raises(FileNotFoundError):
+            read_snapshots(path, 2)
+        assert _opened(path) is None
     engine.submit(submit("a", PROMPT, 5))
     assert run(engine)["a"].tokens == plain_loop(MODEL, PROMPT, 5)
     engine.close()
+    assert caplog.text == "", "another process may have made room"
 
 
 def test_a_full_disk_is_a_warning_and_no_failure(tmp_path, monkeypatch, caplog):

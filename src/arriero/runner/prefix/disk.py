@@ -276,10 +276,9 @@ def _opened(path: Path) -> Stretch | None:
         stretch = Stretch(path, said["before"], int(said["start"]), int(said["end"]), keys, size)
         if not 0 < len(stretch.keys) == stretch.end - stretch.start:
             raise ValueError("its keys are not as many as its positions")
-    except FileNotFoundError:
-        return None
     except (CheckpointError, OSError, KeyError, ValueError, TypeError) as error:
-        log.warning("a stored prefix is not used and removed: %s: %s", path.name, error)
-        _remove(path)
+        if path.exists():  # else another process has made room
+            log.warning("a stored prefix is not used and removed: %s: %s", path.name, error)
+            _remove(path)
         return None
     return stretch

@@ -80,9 +80,9 @@ def read_snapshots(path: Path, slots: int) -> list[Snapshot | None]:
         ends = {int(slot): (int(a), int(b)) for slot, (a, b) in json.loads(file.metadata["snapshots"]).items()}
         said = dict(file.metadata)
         wanted = said.pop("checksum")
-    except FileNotFoundError:
-        raise
     except (CheckpointError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is gone") from error
         raise UnfitRecord(f"{path.name} cannot be read: {error}") from error
     if checksum(views, said) != wanted:
         raise UnfitRecord(f"{path.name} is damaged: its checksum is not that of its contents")
