@@ -71,6 +71,25 @@ def test_blobs_that_are_there_are_not_fetched_again(registry, puller):
     assert registry.count("GET", digest_of(BIG)) == before
 
 
+@pytest.mark.parametrize("damage", [b"", b"short", BIG + b"x"])
+def test_a_blob_of_another_size_is_fetched_again(registry, store, puller, damage):
+    registry.add("a/b:latest", {"model": BIG})
+    puller()
+    store.blobs.path(digest_of(BIG)).write_bytes(damage)
+    puller()
+    assert store.verify() == []
+
+
+def test_a_model_of_another_store_is_not_fetched_again(registry, store, puller, tmp_path):
+    registry.add("a/b:latest", {"model": BIG})
+    puller()
+    puller.store = Store(tmp_path / "ours", [store.root])
+    before = registry.count("GET", digest_of(BIG))
+    puller()
+    assert registry.count("GET", digest_of(BIG)) == before
+    assert puller.store.verify() == []
+
+
 def test_what_a_replaced_model_alone_used_goes(registry, store, puller):
     registry.add("a/b:latest", {"model": BIG, "system": b"old"})
     puller()
