@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +27,40 @@ def map_file(path: str | Path) -> np.ndarray:
             raise CheckpointError(f"{path}: expected a file, found something else")
         if size == 0:
             raise CheckpointError(f"{path}: the file is empty; {REPAIR}")
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        mapped = _mapped(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: the file is missing; {REPAIR}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     return mapped.view(np.ndarray)
+
+
+def _mapped(path: Path) -> np.memmap[Any, np.dtype[np.uint8]]:
+    """A mapping holds its file open, and a stored model may have more files than a process may open at first."""
+    try:
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        if error.errno != errno.EMFILE or not _allow_more_files():
+            raise
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def _allow_more_files() -> bool:
+    """Raise this process's limit on open files as far as the system lets it; whether that was further than before."""
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    for wanted in (1 << 20, 1 << 17, 10240) if unlimited else (hard,):
+        if soft != resource.RLIM_INFINITY and wanted > soft:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            except (OSError, ValueError):
+                continue  # macOS takes no more than its own maximum, whatever it calls the limit
+            return True
+    return False
 
 
 def read_here_and_there(view: np.ndarray) -> bool:
