@@ -48,6 +48,7 @@ def test_push_shows_its_steps(arriero: Run, server: FakeServer) -> None:
     result = arriero("push", "me/m")
     assert result.returncode == 0
     assert result.stderr.splitlines() == ["pushing manifest", "success"]
+    assert result.stdout.endswith("https://ollama.com/me/m\n")
     assert server.bodies("/api/push") == [{"model": "me/m", "insecure": False}]
 
 

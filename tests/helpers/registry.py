@@ -55,6 +55,7 @@ class FakeRegistry:
         self.endless = False
         self.failures: list[int] = []
         """Statuses that the next requests for blobs get."""
+        self.manifest_failures: list[int] = []
         self.manifest_reply: bytes | None = None
         self.mode = "chunks"
         """How uploads go: `chunks` (PATCH), `redirect` (307 to another path) or `direct`."""
@@ -166,6 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "PUT":
             self.state.manifests[key] = self._body()
             self._reply(201)
+        elif self.state.manifest_failures:
+            self._reply(self.state.manifest_failures.pop(0), b"busy")
         elif self.state.manifest_reply is not None:
             self._reply(200, self.state.manifest_reply)
         elif key in self.state.manifests:

@@ -59,6 +59,14 @@ def test_one_blob_of_two_sizes_is_refused(registry, puller):
         puller()
 
 
+def test_an_empty_layer_that_is_none_is_refused(registry, puller):
+    raw = registry.add("a/b:latest", {"model": b"", "system": b"one"}).raw
+    assert puller().system == "one"
+    registry.manifest_reply = raw.replace(b'"size":3', b'"size":0')
+    with pytest.raises(RegistryError, match="is not the digest of nothing"):
+        puller("a/c")
+
+
 def test_a_configuration_that_cannot_be_read_names_no_model(registry, store, puller):
     document = json.loads(registry.add("a/b:latest", {"model": b"one"}).raw)
     registry.blobs[digest_of(b"no json")] = b"no json"

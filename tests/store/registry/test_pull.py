@@ -183,6 +183,7 @@ def test_a_registry_that_always_sends_wrong_bytes_is_an_error_and_leaves_nothing
 def test_failures_of_the_server_are_tried_again(registry, store, puller):
     registry.add("a/b:latest", {"model": BIG})
     registry.failures = [503, 500]
+    registry.manifest_failures = [503, 429]
     puller()
     assert store.verify() == []
 

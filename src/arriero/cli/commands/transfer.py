@@ -8,6 +8,7 @@ from arriero.cli.autostart import connect_or_start
 from arriero.cli.client import Client
 from arriero.cli.progress import Progress
 from arriero.settings import Settings
+from arriero.store.names import DEFAULT_HOST, Name
 
 _INSECURE = click.option("--insecure", is_flag=True, help="Reach the registry by plain HTTP.")
 
@@ -37,6 +38,9 @@ def push(model: str, insecure: bool) -> None:
     client = connect_or_start(Settings.from_environ())
     with Progress() as progress:
         progress.follow(client.stream("POST", "/api/push", {"model": model, "insecure": insecure}))
+    name = Name.parse(model)
+    if name.host == DEFAULT_HOST:
+        click.echo(f"You can find your model at:\n\n\thttps://ollama.com/{name.namespace}/{name.model}")
 
 
 @click.command("verify")

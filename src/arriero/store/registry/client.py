@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Self, TypeVar
 
 import httpx
 
@@ -15,12 +16,29 @@ from arriero.errors import Cancelled, NotFound, RegistryError
 from arriero.store.registry.address import follow, same_host
 from arriero.store.registry.limits import Limits
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 _REDIRECTS = 10
 _MOVED = (301, 302, 303, 307, 308)
 
 
 class Temporary(RegistryError):
     """A failure that may be gone with the next try."""
+
+
+def retried(work: Callable[[], T], limits: Limits, ended: threading.Event) -> T:
+    """What `work` gives, tried again while it fails with Temporary; raises RegistryError after `limits.tries`."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return work()
+        except Temporary as error:
+            if attempt >= limits.tries:
+                raise RegistryError(f"{error}; given up after {attempt} tries") from None
+            log.info("%s; next try", error)
+            if ended.wait(min(limits.backoff * 2 ** (attempt - 1), 30.0)):
+                raise Cancelled("the transfer was given up") from None
 
 
 class Client:

@@ -11,10 +11,10 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ import httpx
 from arriero.errors import NotFound, RegistryError
 from arriero.store.manifests import DIGEST
 from arriero.store.names import DEFAULT_TAG, Name
-from arriero.store.registry.client import Client, Temporary
+from arriero.store.registry.client import Client, retried
 from arriero.store.registry.limits import Limits
 from arriero.store.registry.progress import Report
 from arriero.store.registry.pull import check_path, fetch
@@ -82,7 +82,7 @@ def pull_from_hub(
         digests = {file.path: f"sha256:{file.sha256}" for file in chosen if file.sha256}
         for file in chosen:
             if not file.sha256:
-                data = _small(client, addresses[file.path], file)
+                data = retried(partial(_small, client, addresses[file.path], file), limits, stop)
                 digests[file.path] = store.blobs.put(_proven(data, file)).digest
         sizes = [(digest, file.size) for digest, file in large.items()]
         fetch(store, sizes, source, client, report, stop, together=len(large) > 1)
@@ -91,19 +91,12 @@ def pull_from_hub(
 
 
 def _small(client: Client, url: httpx.URL, file: HubFile) -> bytes:
-    """A file of git as a whole, tried as often as a part is."""
-    for attempt in range(1, client.limits.tries + 1):
-        try:
-            with client.open("GET", url) as response:
-                return client.read(response, _SMALL, file.path)
-        except NotFound:
-            raise RegistryError(f"{file.path} is listed by the hub and not there") from None
-        except Temporary as error:
-            if attempt == client.limits.tries:
-                raise RegistryError(f"{error}; given up after {attempt} tries") from None
-            log.info("%s: %s; next try", file.path, error)
-            time.sleep(min(client.limits.backoff * 2 ** (attempt - 1), 30.0))
-    raise AssertionError("a loop of tries ends by itself")
+    """A file of git as a whole."""
+    try:
+        with client.open("GET", url) as response:
+            return client.read(response, _SMALL, file.path)
+    except NotFound:
+        raise RegistryError(f"{file.path} is listed by the hub and not there") from None
 
 
 class _Hub(Client):

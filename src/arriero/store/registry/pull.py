@@ -14,7 +14,7 @@ from arriero.store import manifests
 from arriero.store.manifests import ConfigBlob, Manifest
 from arriero.store.model import StoredModel
 from arriero.store.names import Name
-from arriero.store.registry.client import Client
+from arriero.store.registry.client import Client, retried
 from arriero.store.registry.download import Download, Pace, Source
 from arriero.store.registry.key import Key
 from arriero.store.registry.limits import Limits
@@ -45,7 +45,7 @@ def pull(
     report({"status": "pulling manifest"})
     with Registry(name, key, limits, insecure=insecure) as registry:
         try:
-            manifest = checked(registry.manifest())
+            manifest = checked(retried(registry.manifest, limits, stop))
         except (NotFound, RegistryError) as error:
             raise RegistryError(f"pull model manifest: {error}") from None
         with store.building() as build, store.awaited(manifest):
@@ -123,7 +123,8 @@ def fetch(
         if path is not None and path.stat().st_size == size:
             tally.put(digest, size)
         elif size == 0:
-            store.blobs.ingest([], expected=digest)
+            if store.blobs.put(b"").digest != digest:
+                raise RegistryError(f"the manifest names {digest} as empty, which is not the digest of nothing")
         else:
             missing.append((digest, size))
     _check_space(store, missing)

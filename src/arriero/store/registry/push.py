@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 
-from arriero.errors import Cancelled, RegistryError
+from arriero.errors import Cancelled, InvalidRequest, RegistryError
 from arriero.store import manifests
 from arriero.store.manifests import Layer
 from arriero.store.names import Name
 from arriero.store.registry.address import follow
-from arriero.store.registry.client import Temporary
+from arriero.store.registry.client import Temporary, retried
 from arriero.store.registry.download import Pace
 from arriero.store.registry.key import Key
 from arriero.store.registry.limits import Limits
@@ -68,7 +68,7 @@ def push(
         for status in tally.news("pushing", together=together):
             report(status)
         report({"status": "pushing manifest"})
-        registry.put_manifest(manifest.raw)
+        retried(lambda: registry.put_manifest(manifest.raw), limits, stop)
     report({"status": "success"})
 
 
@@ -174,9 +174,10 @@ class Upload:
 
     def _origin(self) -> Name | None:
         """The model of the same registry that the layer was taken from."""
-        if not self._layer.from_:
-            return None
-        name = Name.parse(self._layer.from_)
+        try:
+            name = Name.parse(self._layer.from_)
+        except InvalidRequest:
+            return None  # none is said, or what is said (by the registry that it came from) is no name
         ours = self._registry.name
         return name if name.host.lower() == ours.host.lower() else None
 
