@@ -176,6 +176,11 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "WORTH_READING", 1)
 
 
+def test_a_window_that_is_copied_for_a_row_counts_at_once() -> None:
+    """A history found by chance: the row that began with the copy ended before it had stored anything."""
+    live(World("full and sliding", 3_000), random.Random(22421), 6)
+
+
 @pytest.mark.parametrize("mix", MIXES)
 @settings(max_examples=350, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), steps=st.integers(5, 40), budget=st.sampled_from([PLENTY, PLENTY, 20_000, 3_000]))

@@ -105,6 +105,7 @@ class PrefixStore:
             self.shrink()
         if found.path:
             self._trie.touch(found.path[-1])
+        self.shrink()  # a window that another row still shares was copied out
         # More than is stored by now where files needed the room of what was taken over.
         reuse = Reuse(caches, offset, max(found.length, offset), found.differs if found.length >= offset else ())
         self._plan(reuse, most, boundaries, length)
