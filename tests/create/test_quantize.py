@@ -444,3 +444,22 @@ def test_mxfp8_codes_with_exponents_for_scales_can_be_rounded_to_fewer_bits(tmp_
     got = nvfp4.dequantize(weight.data, weight.scales, float(weight.global_scale))
     want = codes.astype(np.float32) / 128
     assert np.sqrt(np.square(got - want).sum() / np.square(want).sum()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["", "nvfp4"])
+def test_experts_of_one_module_share_a_layer(tmp_path, kind):
+    model, _ = make(tmp_path, golden_folder(tmp_path, "qwen3_moe"), kind)
+    layers = model.source().tensors
+    assert "model.layers.0.mlp.experts" in layers
+    assert not [name for name in layers if ".experts." in name]
+    golden = SafetensorsFile(GOLDENS / "qwen3_moe" / "model.safetensors")
+    assert sorted(Checkpoint.open(model.source()).names()) == sorted(golden.tensors)
+
+
+def test_companions_of_experts_are_in_their_layer_but_those_of_fp8_are_not(tmp_path):
+    for layout, together in (("flash next, nvfp4 by radixark", True), ("flash next, fp8", False)):
+        folder = LAYOUTS[layout]().write(tmp_path / layout)
+        (folder / "tokenizer.json").write_text(small_tokenizer())
+        model, _ = make(tmp_path / f"{layout} stored", folder, "")
+        alone = [name for name in model.source().tensors if ".layers.0.mlp.experts." in name]
+        assert (alone == []) is together

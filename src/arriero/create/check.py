@@ -69,10 +69,13 @@ def _hollow(path: Path, blob: BlobPlan) -> Path:
     header = header_of(blob)
     with path.open("wb") as file:
         file.write(header)
-        for part in blob.parts.values():
-            if part.span.nbytes <= REAL_BYTES:
-                file.write(part.file.raw(part.span.name).data)
-            else:
-                file.seek(part.span.nbytes, 1)
+        for tensor in blob.tensors:
+            if tensor.made is not None:
+                file.seek(tensor.stored_bytes, 1)
+            for part in tensor.parts.values():
+                if part.span.nbytes <= REAL_BYTES:
+                    file.write(part.file.raw(part.span.name).data)
+                else:
+                    file.seek(part.span.nbytes, 1)
         file.truncate(len(header) + blob.stored_bytes)
     return path

@@ -46,7 +46,7 @@ def dry_run(files: Mapping[str, Path], precision: str) -> list[Group]:
 def groups(blobs: list[BlobPlan]) -> list[Group]:
     """Planned blobs with the same name but for numbers, the same source and the same target."""
     found: dict[tuple[str, str, str], list[int]] = {}
-    for blob in blobs:
+    for blob in (tensor for layer in blobs for tensor in layer.tensors):
         source = blob.source if blob.made is not None else blob.stored_as
         sums = found.setdefault((_NUMBER.sub("*", blob.name), source, blob.stored_as), [0, 0, 0])
         for i, number in enumerate((1, blob.nbytes, blob.stored_bytes)):

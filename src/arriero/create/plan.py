@@ -28,6 +28,7 @@ from arriero.model.quantization import Quantization
 log = logging.getLogger(__name__)
 
 _FLOATS = ("F32", "BF16", "F16")
+_EXPERT = re.compile(r"((.+\.experts)\.\d+\.\w+)\.weight\w*$")
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,26 @@ class BlobPlan:
     """What makes it, where it is not copied; it has no parts then."""
     source: str = ""
     """What a tensor that is made was stored as."""
+    members: tuple[BlobPlan, ...] = ()
+    """The tensors of a layer that holds several: the experts of one layer of a model. It has nothing else then."""
+
+    @property
+    def tensors(self) -> tuple[BlobPlan, ...]:
+        """The members, or the one tensor."""
+        return self.members or (self,)
 
     @property
     def nbytes(self) -> int:
         """Bytes that are read, without the header."""
+        if self.members:
+            return sum(member.nbytes for member in self.members)
         return self.made.source_bytes if self.made is not None else self.stored_bytes
 
     @property
     def pieces(self) -> dict[str, Piece]:
         """What its file holds, in the order of the bytes."""
+        if self.members:
+            return {key: piece for member in self.members for key, piece in member.pieces.items()}
         if self.made is not None:
             return self.made.pieces
         return {key: Piece(part.span.dtype, part.span.shape) for key, part in self.parts.items()}
@@ -88,7 +100,7 @@ class Plan:
     @property
     def made(self) -> int:
         """How many tensors are computed, not copied."""
-        return sum(blob.made is not None for blob in self.blobs)
+        return sum(tensor.made is not None for blob in self.blobs for tensor in blob.tensors)
 
     @property
     def file_type(self) -> str:
@@ -147,7 +159,32 @@ def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
             blobs.extend(_kept_apart(found))
     if not blobs:
         raise CheckpointError("the model has scales and zero points but no weights; convert it again")
-    return Plan(sorted((blob for blob in blobs if blob.name not in multiplied), key=lambda blob: blob.name))
+    return Plan(_joined(sorted((blob for blob in blobs if blob.name not in multiplied), key=lambda blob: blob.name)))
+
+
+def _joined(blobs: list[BlobPlan]) -> list[BlobPlan]:
+    """Experts that are stored one by one in a layer for all of a module's, or a model would have a hundred thousand.
+
+    Not FP8, which a load decodes to twice its size: that is told by the names of layers.
+    """
+    float8 = {blob.name for blob in blobs if blob.kind == "fp8"}
+    found: dict[str, list[BlobPlan]] = {}
+    for blob in blobs:
+        expert = _EXPERT.match(blob.name)
+        joins = expert is not None and f"{expert[1]}.weight" not in float8
+        found.setdefault(expert[2] if expert is not None and joins else blob.name, []).append(blob)
+    return [_layer(name, members) for name, members in sorted(found.items())]
+
+
+def _layer(name: str, members: list[BlobPlan]) -> BlobPlan:
+    if len(members) == 1 and members[0].name == name:
+        return members[0]
+    metadata = {"format": "mlx"} if any(member.metadata.get("format") == "mlx" for member in members) else {}
+    for member in members:
+        metadata |= {f"{member.name}.{key}": value for key, value in member.metadata.items() if key != "format"}
+    packed = [member.kind for member in members if member.kind]
+    kind = min(packed, key=lambda kind: int("".join(filter(str.isdigit, kind))), default="")
+    return BlobPlan(name, {}, metadata, sum(m.elements for m in members), kind, members=tuple(members))
 
 
 def _labels(kind: str) -> dict[str, str]:

@@ -20,15 +20,15 @@ def write_tensor(
 
     def fill(writer: BlobWriter) -> None:
         writer.write(header_of(blob))
-        if blob.made is not None:
-            missed(blob, blob.made.write(writer.write, copied))
-            return
-        for part in blob.parts.values():
-            view = part.file.raw(part.span.name).data
-            for at in range(0, len(view), CHUNK):
-                piece = view[at : at + CHUNK]
-                writer.write(piece)
-                copied(len(piece))
+        for tensor in blob.tensors:
+            if tensor.made is not None:
+                missed(tensor, tensor.made.write(writer.write, copied))
+            for part in tensor.parts.values():
+                view = part.file.raw(part.span.name).data
+                for at in range(0, len(view), CHUNK):
+                    piece = view[at : at + CHUNK]
+                    writer.write(piece)
+                    copied(len(piece))
 
     return build.stream(fill)
 
