@@ -115,4 +115,5 @@ def test_exactly_one_function_builds_the_stop_set() -> None:
                 places.append(path.name)
             if isinstance(node, ast.Attribute) and node.attr == "stop_ids" and isinstance(node.ctx, ast.Store):
                 places.append(f"stored in {path.name}")
-    assert places == ["stored in model_text.py", *["stops.py"] * 3, "stored in tokenizer.py"]
+    # vocabulary.py: what closes a text of a WordPiece encoder, which stops nothing
+    assert places == ["stored in model_text.py", *["stops.py"] * 3, "stored in tokenizer.py", "vocabulary.py"]
