@@ -181,6 +181,14 @@ def test_a_window_that_is_copied_for_a_row_counts_at_once() -> None:
     live(World("full and sliding", 3_000), random.Random(22421), 6)
 
 
+def test_a_window_of_one_position_is_never_stored_empty(tmp_path: Path) -> None:
+    """A history found by chance: a row that began before the end of such a window ended there, and left nothing of it."""
+    world = World("full and sliding", PLENTY, tmp_path / "model")
+    live(world, random.Random(1399), 23)
+    assert world.disk is not None
+    world.disk.close()
+
+
 @pytest.mark.parametrize("mix", MIXES)
 @settings(max_examples=350, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), steps=st.integers(5, 40), budget=st.sampled_from([PLENTY, PLENTY, 20_000, 3_000]))

@@ -43,7 +43,8 @@ class SlidingCache(LinearCache):
             return False
         if offset == self._offset:
             return True
-        if offset - self._window + 1 >= self._oldest or self._oldest == 0:
+        # A window of one position needs none before it, but what is captured there must hold something.
+        if offset - max(self._window, 2) + 1 >= self._oldest or self._oldest == 0:
             self._schedule.abandon()
             self._offset = offset
             return True
@@ -61,7 +62,7 @@ class SlidingCache(LinearCache):
         """Continue from a window; `offset` may be earlier than its end only while the window there is whole in it."""
         stored = range_snapshot(snapshot)
         target = stored.end if offset is None else offset
-        whole = stored.start == 0 or target - self._window + 1 >= stored.start
+        whole = stored.start == 0 or target - max(self._window, 2) + 1 >= stored.start
         if not 0 <= target <= stored.end or not whole or not self._fits(stored):
             return False
         self._schedule.abandon()
