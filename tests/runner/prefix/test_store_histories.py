@@ -182,7 +182,7 @@ def test_a_window_that_is_copied_for_a_row_counts_at_once() -> None:
 
 
 def test_a_window_of_one_position_is_never_stored_empty(tmp_path: Path) -> None:
-    """A history found by chance: a row that began before the end of such a window ended there, and left nothing of it."""
+    """A history found by chance: a row that went back within such a window ended there, and left nothing of it."""
     world = World("full and sliding", PLENTY, tmp_path / "model")
     live(world, random.Random(1399), 23)
     assert world.disk is not None
