@@ -92,14 +92,17 @@ def test_a_terminal_shows_a_bar_for_each_layer_and_one_for_all(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "160")
     with Progress() as progress:
+        progress.show("pulling manifest")
         for done in (500, 1000):
             progress.show("pulling aaaaaaaaaaaa", done, 1000)
             progress.show("pulling bbbbbbbbbbbb", done, 3000)
         assert progress._live.tasks[progress._tasks["total"]].completed == 2000
         assert progress._live.tasks[progress._tasks["total"]].total == 4000
     shown = capsys.readouterr().err
-    for word in ("pulling aaaaaaaaaaaa", "pulling bbbbbbbbbbbb", "total", "2.0/4.0 kB"):
+    for word in ("✓ pulling manifest", "pulling aaaaaaaaaaaa", "pulling bbbbbbbbbbbb", "total", "2.0/4.0 kB"):
         assert word in shown
+    # A step without bytes has a mark and no bar.
+    assert "1/1" not in shown
 
 
 def test_plain_lines_tell_speed_and_time_left(

@@ -36,27 +36,9 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._tty:
-            # Imported here: rich takes as long to import as a whole short verb.
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                SpinnerColumn,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
-            from rich.progress import Progress as RichProgress
+            from arriero.cli.bars import bars
 
-            self._live = RichProgress(
-                SpinnerColumn(finished_text="✓"),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(compact=True),
-                console=Console(stderr=True),
-            )
+            self._live = bars()
             self._live.start()
         return self
 
@@ -64,6 +46,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
+            if error is None:
+                self._end_spinners()
             self._live.stop()
 
     def show(self, status: str, completed: int = 0, total: int = 0) -> None:
@@ -87,11 +71,15 @@ class Progress:
     def _bar(self, status: str, completed: int, total: int) -> None:
         task = self._tasks.get(status)
         if task is None:
-            for other in self._tasks.values():
-                if self._live.tasks[other].total is None:
-                    self._live.update(other, completed=1, total=1)
-            task = self._tasks[status] = self._live.add_task(status, total=total or None)
-        self._live.update(task, completed=completed, total=total or None)
+            self._end_spinners()
+            task = self._tasks[status] = self._live.add_task(status, total=total or None, measured=bool(total))
+        self._live.update(task, completed=completed, total=total or None, measured=bool(total))
+
+    def _end_spinners(self) -> None:
+        """A step without bytes is over when the next begins."""
+        for task in self._live.tasks:
+            if not task.fields["measured"]:
+                self._live.update(task.id, completed=1, total=1)
 
     def _line(self, status: str, completed: int, total: int) -> None:
         """A plain line when a step begins; a long one has more, each ten percent further than the last."""

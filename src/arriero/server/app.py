@@ -98,6 +98,8 @@ def serve(settings: Settings) -> None:
         level=logging.DEBUG if settings.debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # One line a request, with the addresses of files, which may be signed: not for a log.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     sock = bind(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
