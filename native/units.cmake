@@ -29,4 +29,6 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME 
   add_compile_definitions(ARRIERO_ARM64)
   add_unit(neon)
   add_unit(strips_neon)
+  add_unit(strips_neon_dotprod -march=armv8.2-a+dotprod)
+  add_unit(strips_neon_i8mm -march=armv8.2-a+dotprod+i8mm)
 endif()

@@ -7,6 +7,8 @@
 #include <vector>
 #if defined(ARRIERO_X86)
 #include <cpuid.h>
+#elif defined(ARRIERO_ARM64)
+#include <sys/auxv.h>
 #endif
 
 #include "kernels.h"
@@ -22,7 +24,7 @@ extern const Table table_avx2, table_avx512;
 extern const PackedRun strips_avx2, strips_avx2_vnni, strips_avx512, strips_avx512_vnni;
 #elif defined(ARRIERO_ARM64)
 extern const Table table_neon;
-extern const PackedRun strips_neon;
+extern const PackedRun strips_neon, strips_neon_dotprod, strips_neon_i8mm;
 #endif
 
 namespace {
@@ -53,7 +55,10 @@ std::vector<Set> sets() {
   all.push_back({"avx2-vnni", &table_avx2, strips_avx2_vnni, avx2_vnni});
   all.push_back({"avx2-plain", &table_avx2, strips_avx2, avx2});
 #elif defined(ARRIERO_ARM64)
-  all.push_back({"neon", &table_neon, strips_neon, true});
+  const bool dotprod = getauxval(AT_HWCAP) >> 20 & 1, i8mm = dotprod && (getauxval(AT_HWCAP2) >> 13 & 1);
+  all.push_back({"neon-i8mm", &table_neon, strips_neon_i8mm, i8mm});
+  all.push_back({"neon-dotprod", &table_neon, strips_neon_dotprod, dotprod});
+  all.push_back({"neon-plain", &table_neon, strips_neon, true});
 #endif
   all.push_back({"portable", &table_portable, strips_portable, true});
   return all;

@@ -7,6 +7,7 @@ struct VI {
   int32x4_t a, b;
 };
 constexpr int L = 8;
+#define ARRIERO_NEON
 
 static inline V zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
 static inline V splat(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }

@@ -80,7 +80,20 @@ static inline I dot_words(I acc, I w, I x) {
 #endif
 }
 // Products of four unsigned and four signed bytes.
-#if defined(__AVX512VNNI__)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool kBytes = true;
+static inline I dot_bytes(I acc, I w, I x) {
+  int32x4_t a[2];
+  uint8x16_t b[2];
+  int8x16_t c[2];
+  std::memcpy(a, &acc, sizeof a);
+  std::memcpy(b, &w, sizeof b);
+  std::memcpy(c, &x, sizeof c);
+  for (int i = 0; i < 2; i++) a[i] = vusdotq_s32(a[i], b[i], c[i]);
+  std::memcpy(&acc, a, sizeof a);
+  return acc;
+}
+#elif defined(__AVX512VNNI__)
 constexpr bool kBytes = true;
 static inline I dot_bytes(I acc, I w, I x) { return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x); }
 #elif defined(__AVXVNNI__)
@@ -90,6 +103,36 @@ static inline I dot_bytes(I acc, I w, I x) { return (I)_mm256_dpbusd_avx_epi32((
 constexpr bool kBytes = false;
 static inline I dot_bytes(I acc, I, I) { return acc; }  // never called
 #endif
+// Where bytes can be multiplied and words cannot, x's numbers are cut in two: 256 high + low, high signed, low not.
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kHalves = true;
+constexpr bool kLifts = !kBytes;  // codes of 8 bits are taken as signed ones, 128 less, against the high halves
+static inline I dot_high(I acc, I w, I x) {  // w below 128, or lifted
+  if constexpr (kBytes) return dot_bytes(acc, w, x);
+  int32x4_t a[2];
+  int8x16_t b[2], c[2];
+  std::memcpy(a, &acc, sizeof a);
+  std::memcpy(b, &w, sizeof b);
+  std::memcpy(c, &x, sizeof c);
+  for (int i = 0; i < 2; i++) a[i] = vdotq_s32(a[i], b[i], c[i]);
+  std::memcpy(&acc, a, sizeof a);
+  return acc;
+}
+static inline I dot_low(I acc, I w, I x) {
+  uint32x4_t a[2];
+  uint8x16_t b[2], c[2];
+  std::memcpy(a, &acc, sizeof a);
+  std::memcpy(b, &w, sizeof b);
+  std::memcpy(c, &x, sizeof c);
+  for (int i = 0; i < 2; i++) a[i] = vdotq_u32(a[i], b[i], c[i]);
+  std::memcpy(&acc, a, sizeof a);
+  return acc;
+}
+#else
+constexpr bool kHalves = false, kLifts = false;
+static inline I dot_high(I acc, I, I) { return acc; }  // never called, like the next
+static inline I dot_low(I acc, I, I) { return acc; }
+#endif
 // fp4 codes, one in each byte, to 2 w + 12
 static inline I fp4_bytes(I codes) {
 #if defined(__AVX512F__)
@@ -98,6 +141,13 @@ static inline I fp4_bytes(I codes) {
 #elif defined(__AVX2__)
   const __m128i t = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return (I)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), (__m256i)codes);
+#elif defined(ARRIERO_NEON)
+  static const uint8_t t[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  uint8x16_t b[2];
+  std::memcpy(b, &codes, sizeof b);
+  for (uint8x16_t& c : b) c = vqtbl1q_u8(vld1q_u8(t), c);
+  std::memcpy(&codes, b, sizeof b);
+  return codes;
 #else
   static const uint8_t t[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   uint8_t b[4 * L];
@@ -129,4 +179,15 @@ static inline void store_quads(uint32_t* to, I q) {
     to[i / 4] = (uint32_t)(uint8_t)q[i] | (uint32_t)(uint8_t)q[i + 1] << 8 | (uint32_t)(uint8_t)q[i + 2] << 16 |
                 (uint32_t)q[i + 3] << 24;
 #endif
+}
+// The high bytes of each quad, then the low ones.
+static inline void store_halves(uint32_t* to, I q) {
+  const I high = q >> 8;
+  for (int i = 0; i < L; i += 4, to += 2) {
+    to[0] = to[1] = 0;
+    for (int b = 0; b < 4; b++) {
+      to[0] |= (uint32_t)(uint8_t)high[i + b] << (8 * b);
+      to[1] |= (uint32_t)(uint8_t)q[i + b] << (8 * b);
+    }
+  }
 }

@@ -67,7 +67,16 @@ print(sums.hexdigest())
 
 @pytest.mark.skipif("ARRIERO_CPU_ISA" in os.environ, reason="already forced")
 def test_every_set_gives_the_same_bits_of_packed_products() -> None:
-    sets = ["avx512-vnni", "avx512-plain", "avx2-vnni", "avx2-plain", "neon", "portable"]
+    sets = [
+        "avx512-vnni",
+        "avx512-plain",
+        "avx2-vnni",
+        "avx2-plain",
+        "neon-i8mm",
+        "neon-dotprod",
+        "neon-plain",
+        "portable",
+    ]
     bits = {isa: run(isa, "-c", BITS) for isa in sets if named(isa) == isa}
     assert len(bits) > 1
     assert len({(done.stdout, done.returncode) for done in bits.values()}) == 1, bits

@@ -34,5 +34,7 @@ fi
 
 cmake -S "$tests" -B "$build/aarch64" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null && cmake --build "$build/aarch64" -j2 >/dev/null || exit 1
-run neon qemu-aarch64 -cpu cortex-a72 -L /usr/aarch64-linux-gnu "$build/aarch64"
+for cpu in plain:cortex-a72 dotprod:cortex-a76 i8mm:max; do
+  run neon-${cpu%:*} qemu-aarch64 -cpu ${cpu#*:} -L /usr/aarch64-linux-gnu "$build/aarch64"
+done
 exit $status

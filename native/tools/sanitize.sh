@@ -11,7 +11,7 @@ for kind in address,undefined thread; do
   cmake -S "$tests" -B "$folder" -DCMAKE_BUILD_TYPE=None -DARRIERO_OPTIMISE=-O1 \
     -DCMAKE_CXX_FLAGS="-fsanitize=$kind -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1" >/dev/null || exit 1
   cmake --build "$folder" -j2 >/dev/null || exit 1
-  for isa in avx512-vnni avx512-plain avx2-vnni avx2-plain neon portable; do
+  for isa in avx512-vnni avx512-plain avx2-vnni avx2-plain neon-i8mm neon-dotprod neon-plain portable; do
     [ "$(ARRIERO_CPU_ISA=$isa "$folder/driver" isa)" = "$isa " ] || continue
     for driver in driver strip_driver sequence_driver; do
       echo "== $kind $isa $driver"

@@ -250,7 +250,7 @@ def take_rows(
 
 
 def isa() -> str:
-    """The instruction set in use with its integer extension, such as 'avx512-vnni', 'neon' or 'portable'.
+    """The instruction set in use with its integer extension, such as 'avx512-vnni', 'neon-i8mm' or 'portable'.
 
     ``ARRIERO_CPU_ISA`` names another: one of these, or the part before the hyphen for its best form. :func:`probe`
     says so where the machine does not have it.
