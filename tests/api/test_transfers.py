@@ -152,7 +152,7 @@ def test_a_server_that_stops_ends_its_pulls(registry, tmp_path):
         while not registry.count("GET", "sha256") and time.monotonic() < deadline:
             time.sleep(0.01)
         began = time.monotonic()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10
     thread.join()
     assert "given up" in json.loads(ended[-1])["error"]
 

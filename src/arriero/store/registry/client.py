@@ -144,6 +144,8 @@ class Client:
                 connection = response.extensions["network_stream"].get_extra_info("socket")
                 if connection is not None:
                     self._sockets.add(connection)
+                if self._aborted:  # after the line above, or an abort in between would miss this connection
+                    raise Cancelled("the transfer was given up")
                 yield response
             finally:
                 if connection is not None:
