@@ -20,7 +20,8 @@ THINKING = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """`tiny` answers what its prompt says; `thinker` also thinks and takes tools; `dressed` has a system prompt."""
     folder = tmp_path_factory.mktemp("server")
-    with live_server(folder, echo_command(folder)) as running:
+    # Room for the models of all tests: none leaves because another test has loaded one.
+    with live_server(folder, echo_command(folder), max_loaded_models=16) as running:
         put_model(running.store, "tiny")
         put_model(running.store, "thinker", template=THINKING)
         put_model(
