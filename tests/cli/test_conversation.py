@@ -21,6 +21,12 @@ from arriero.cli.chat.reader import Block
 from tests.helpers.fake_server import FakeServer, chat_reply
 
 
+def own_terminal() -> None:
+    """Ctrl-C is a signal for a new process, also where the tests themselves run in the background and ignore it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Chat:
     """`arriero run tiny` with its input and output on a pseudo-terminal (stdout may be a pipe)."""
 
@@ -33,7 +39,7 @@ class Chat:
             stderr=slave,
             env={**environ, "COLUMNS": "80", "LINES": "24"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # else Ctrl-C would be no signal
+            preexec_fn=own_terminal,
         )
         os.close(slave)
         self.shown = ""

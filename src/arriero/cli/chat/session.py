@@ -92,11 +92,12 @@ class Session:
         try:
             for chunk in self.client.stream("POST", "/api/chat", self._body()):
                 message = chunk.get("message") or {}
-                printer.thinking(message.get("thinking") or "")
-                printer.content(message.get("content") or "")
+                # Kept before it is shown: an interrupt between the two must not lose what was seen.
                 reply["content"] += message.get("content") or ""
                 if thinking := message.get("thinking"):
                     reply["thinking"] = reply.get("thinking", "") + thinking
+                printer.thinking(message.get("thinking") or "")
+                printer.content(message.get("content") or "")
                 if chunk.get("done"):
                     final = chunk
         except KeyboardInterrupt:
