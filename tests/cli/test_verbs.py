@@ -144,6 +144,7 @@ def test_ctrl_c_during_a_reply_is_an_exit_of_130(environ: dict[str, str], server
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
     )
     assert process.stdout is not None
     begun = process.stdout.read(3)
