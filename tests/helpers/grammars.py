@@ -8,6 +8,7 @@ from typing import Any
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.messages import Grammar, SamplingOptions, Submit, Thoughts, Vocabulary
 from arriero.runner.sampling import Sampler
+from arriero.runner.speculation.controller import EveryRound
 from arriero.runner.speculation.speculator import Speculator
 from tests.helpers.tiny_model import TinyModel
 
@@ -87,7 +88,8 @@ SCHEMAS: list[dict[str, Any]] = [
 def engine(ahead: bool = False, rows: int = 8, seed: int = 1, speculate: bool = False) -> Engine:
     """A small random model that was told the vocabulary; `speculate` copies from the rows' own texts."""
     model, sampler = TinyModel("f", context=4096, seed=seed, vocab=len(TOKENS)), Sampler(len(TOKENS), 4096)
-    speculator = Speculator(model, sampler) if speculate else None
+    # Whatever it costs: a busy machine must not decide what is tested.
+    speculator = Speculator(model, sampler, depths=EveryRound()) if speculate else None
     limits = Limits(context_length=4096, max_rows=rows)
     made = Engine(model, sampler, limits, ahead, speculator=speculator)
     made.learn(VOCABULARY)

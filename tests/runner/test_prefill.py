@@ -15,7 +15,7 @@ def waiting(lengths: list[int]) -> list[Row]:
     """Rows with so many prompt tokens left to be prefilled, the oldest first."""
     rows = [Row(submit(str(index), [1] * (length + 1)), 1, 0) for index, length in enumerate(lengths)]
     for row in rows:
-        row.admit(Reuse([], 0, 0))
+        row.admit(Reuse([], 0, 0), 0)
     return rows
 
 
