@@ -19,7 +19,9 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.make_goldens import FULL, GEMMA, GEMMA4, QWEN4, QWEN35, QWEN35_MOE, SHAPE, SLIDING, randomise
+from tools.golden_models import GEMMA, GEMMA4, QWEN4, QWEN35, QWEN35_MOE, SHAPE
+from tools.golden_windowed import FULL, SLIDING
+from tools.make_goldens import randomise
 
 IMAGE = 120
 """The placeholder's id in every tiny model."""

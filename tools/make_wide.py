@@ -17,7 +17,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import golden_hybrids, make_goldens
+from tools import golden_hybrids, golden_models, make_goldens
 
 BASE: dict[str, Any] = {
     "vocab_size": 32768,
@@ -121,7 +121,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 def make(name: str, folder: Path) -> None:
     """Write `config.json` and `model.safetensors`."""
-    config_class, model_class, fields = make_goldens.MODELS[name]
+    config_class, model_class, fields = golden_models.MODELS[name]
     config = getattr(transformers, config_class)(**{**make_goldens.SHAPE, **fields, **WIDE[name]})
     torch.set_default_dtype(torch.bfloat16)
     model = getattr(transformers, model_class)(config)

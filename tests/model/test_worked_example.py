@@ -13,7 +13,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FILES = [
     "src/arriero/model/architectures/granite.py",
     "src/arriero/model/architectures/__init__.py",
-    "tools/make_goldens.py",
+    "tools/golden_models.py",
 ]
 
 
