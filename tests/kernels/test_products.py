@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from arriero.kernels.gather_matmul import gather_matmul, gather_quantized_matmul
+from arriero.kernels.gather_matmul import graph as gather_graph
 from arriero.kernels.matmul import matmul
 from arriero.kernels.quantized_matmul import quantized_matmul
 from arriero.model.weight import Quantization, Weight
@@ -218,3 +220,20 @@ def test_a_row_has_the_same_bits_through_experts_in_any_company_and_order(how: Q
     order = np.argsort(flat, kind="stable")
     by_expert = product(x[mx.array(order // 3)], mx.array(flat[order]), True)
     np.testing.assert_array_equal(by_expert, together.reshape(210, -1)[order])
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_nvidia_is_not_promised_that_experts_ascend(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    """MLX 0.32.4 gives wrong rows there when it is (measured on an H200), without a word."""
+    promised: list[bool] = []
+    plain = mx.gather_mm
+
+    def listen(*arrays: mx.array, sorted_indices: bool, **how: Any) -> mx.array:
+        promised.append(sorted_indices)
+        return plain(*arrays, **how)
+
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(mx, "gather_mm", listen)
+    x, w = mx.ones((4, 8)), mx.ones((3, 5, 8))
+    gather_graph(x, w, mx.array([0, 1, 1, 2], mx.uint32), sorted_indices=True)
+    assert promised == [not cuda]

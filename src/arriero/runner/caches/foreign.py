@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from arriero.model.contract import Snapshot
-from arriero.runner.caches.schedule import Schedule
-from arriero.runner.caches.snapshot import copies, dispatch
+from arriero.runner.caches.snapshot import WholeSnapshot
+from arriero.runner.caches.whole import WholeCache
 
 
 class ForeignLayer(Protocol):
@@ -35,49 +35,20 @@ class Place:
     scalar: bool
 
 
-class ForeignSnapshot:
+class ForeignSnapshot(WholeSnapshot):
     """The whole state of such a memory: the arrays, and the trees that they were taken out of.
 
     Not a `StateSnapshot`, since arrays alone don't make a state again; so it is never written to disk.
     """
 
-    __slots__ = ("__weakref__", "_compact", "_end", "arrays", "form", "on_own")
+    __slots__ = ("form",)
 
     def __init__(self, end: int, arrays: Sequence[mx.array], form: list[Any]) -> None:
-        self._end = end
-        self._compact = False
-        self.arrays = tuple(arrays)
+        super().__init__(end, arrays, compact=False)
         self.form = form
-        self.on_own: Callable[[int], None] | None = None
-        """Never called: the bytes of a whole state count from the start."""
-
-    @property
-    def start(self) -> int:
-        """0: a whole state stands for everything before `end`."""
-        return 0
-
-    @property
-    def end(self) -> int:
-        return self._end
-
-    @property
-    def lazy(self) -> bool:
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state."""
-        return sum(array.nbytes for array in self.arrays)
-
-    def own(self) -> None:
-        """Copy the arrays into memory of their own, so that the row's next write needs no copy (idempotent)."""
-        if not self._compact:
-            self.arrays = copies(self.arrays)
-            dispatch(*self.arrays)
-            self._compact = True
 
 
-class ForeignCache:
+class ForeignCache(WholeCache[ForeignSnapshot]):
     """One opaque memory of one row. What it can do depends on what the layers can.
 
     A rewind works by itself where every layer can drop its last positions (whole keys and values; a window that has not
@@ -86,14 +57,9 @@ class ForeignCache:
     """
 
     def __init__(self, make: Callable[[], Sequence[ForeignLayer]]) -> None:
+        super().__init__()
         self._make = make
         self.layers = list(make())
-        self._offset = 0
-        self._schedule = Schedule()
-
-    @property
-    def offset(self) -> int:
-        return self._offset
 
     @property
     def nbytes(self) -> int:
@@ -117,38 +83,6 @@ class ForeignCache:
         self._offset += length
         self._schedule.cross(self._offset, self._capture)
 
-    def plan(self, offsets: Sequence[int]) -> None:
-        self._schedule.plan(offsets, self._offset)
-        self._schedule.cross(self._offset, self._capture)
-
-    def take(self) -> list[Snapshot | None]:
-        return self._schedule.take()
-
-    def snapshot(self, start: int = 0) -> ForeignSnapshot | None:
-        """The state at the offset, in memory of its own; None when nothing was written after `start`."""
-        if self._offset <= start:
-            return None
-        snapshot = self._capture(start, self._offset)
-        if snapshot is not None:
-            snapshot.own()
-        return snapshot
-
-    def rewind(self, offset: int, snapshot: Snapshot | None = None) -> bool:
-        """Back to `offset`: where it is, to the start, by dropping positions, or to where the snapshot ends."""
-        if not 0 <= offset <= self._offset:
-            return False
-        if offset == self._offset:
-            return True
-        if offset == 0:
-            self._schedule.abandon()
-            self.layers, self._offset = list(self._make()), 0
-            return True
-        if self._drop(self._offset - offset):
-            self._schedule.abandon()
-            self._offset = offset
-            return True
-        return snapshot is not None and self.restore(snapshot, offset)
-
     def restore(self, snapshot: Snapshot, offset: int | None = None) -> bool:
         """Continue from a state; before its end only where the layers can drop positions."""
         if not isinstance(snapshot, ForeignSnapshot):
@@ -167,17 +101,8 @@ class ForeignCache:
         self.layers, self._offset = other.layers, target
         return True
 
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot | None]:
-        """A whole state stays with its end."""
-        return None, snapshot
-
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
-        """The child's state stands for both."""
-        return child
-
-    def free(self) -> None:
+    def _clear(self) -> None:
         self.layers, self._offset = list(self._make()), 0
-        self._schedule.take()
 
     def _drop(self, count: int) -> bool:
         """Forget the last positions in every layer, or in none."""

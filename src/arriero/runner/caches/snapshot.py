@@ -110,8 +110,8 @@ def owned(start: int, end: int, keys: Sequence[mx.array], values: Sequence[mx.ar
     return RangeSnapshot(start, end, arrays=arrays)
 
 
-class StateSnapshot:
-    """The whole state of a cache after `end` positions; MLX arrays are immutable, so it shares them until `own`."""
+class WholeSnapshot:
+    """The arrays of a cache's whole state after `end` positions; they are immutable, so it shares them until `own`."""
 
     __slots__ = ("__weakref__", "_arrays", "_compact", "_end", "on_own")
 
@@ -151,11 +151,17 @@ class StateSnapshot:
         return self._compact
 
     def own(self) -> None:
-        """Copy states that are slices of a forward's larger buffer, so that they no longer pin it (idempotent)."""
+        """Copy arrays that share other memory, so that they neither pin it nor make a write copy it (idempotent)."""
         if not self._compact:
             self._arrays = copies(self._arrays)
             dispatch(*self._arrays)
             self._compact = True
+
+
+class StateSnapshot(WholeSnapshot):
+    """A whole state that its arrays alone make again."""
+
+    __slots__ = ()
 
 
 def copies(arrays: Sequence[mx.array]) -> tuple[mx.array, ...]:

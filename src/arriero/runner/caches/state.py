@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.model.contract import Snapshot
-from arriero.runner.caches.schedule import Schedule
 from arriero.runner.caches.snapshot import StateSnapshot, copies
+from arriero.runner.caches.whole import WholeCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Part:
     empty: float | int = 0
 
 
-class WholeState:
+class WholeState(WholeCache[StateSnapshot]):
     """A state that stands for every position so far and can be captured only as a write ends there.
 
     A layer calls `splits(L)` to learn after which of its next tokens a state is wanted, computes the states there and
@@ -31,15 +31,10 @@ class WholeState:
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__()
         self._parts = tuple(parts)
         self._arrays: tuple[mx.array, ...] | None = None
         self._compact = True
-        self._offset = 0
-        self._schedule = Schedule()
-
-    @property
-    def offset(self) -> int:
-        return self._offset
 
     @property
     def nbytes(self) -> int:
@@ -92,34 +87,6 @@ class WholeState:
         if self._schedule:
             self._schedule.cross(self._offset, self._capture)
 
-    def plan(self, offsets: Sequence[int]) -> None:
-        self._schedule.plan(offsets, self._offset)
-        self._schedule.cross(self._offset, self._capture)
-
-    def take(self) -> list[Snapshot | None]:
-        return self._schedule.take()
-
-    def snapshot(self, start: int = 0) -> StateSnapshot | None:
-        """The state at the offset, in memory of its own; None when nothing was written after `start`."""
-        if self._offset <= start:
-            return None
-        snapshot = self._capture(start, self._offset)
-        if snapshot is not None:
-            snapshot.own()
-        return snapshot
-
-    def rewind(self, offset: int, snapshot: Snapshot | None = None) -> bool:
-        """Back to `offset`: where it is already, to the start, or to where the snapshot ends."""
-        if not 0 <= offset <= self._offset:
-            return False
-        if offset == self._offset:
-            return True
-        if offset == 0:
-            self._schedule.abandon()
-            self._arrays, self._offset = None, 0
-            return True
-        return snapshot is not None and self.restore(snapshot, offset)
-
     def restore(self, snapshot: Snapshot, offset: int | None = None) -> bool:
         """Continue from a state; only at its end."""
         if not isinstance(snapshot, StateSnapshot):
@@ -130,17 +97,8 @@ class WholeState:
         self._arrays, self._compact, self._offset = snapshot.arrays, snapshot.compact, snapshot.end
         return True
 
-    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot | None, Snapshot | None]:
-        """A whole state stays with its end."""
-        return None, snapshot
-
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
-        """The child's state stands for both."""
-        return child
-
-    def free(self) -> None:
+    def _clear(self) -> None:
         self._arrays, self._compact, self._offset = None, True, 0
-        self._schedule.take()
 
     def _capture(self, start: int, offset: int) -> StateSnapshot | None:
         return None if self._arrays is None else StateSnapshot(offset, self._arrays, self._compact)
