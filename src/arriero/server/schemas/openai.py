@@ -55,15 +55,13 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
 
 
-class ChatRequest(Extensions, kw_only=True):
-    """POST /v1/chat/completions."""
+class SampledRequest(Extensions, kw_only=True):
+    """What both kinds of completions take."""
 
     model: str = ""
-    messages: list[ChatMessage] = msgspec.field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -72,6 +70,13 @@ class ChatRequest(Extensions, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     stop: Any = None
+
+
+class ChatRequest(SampledRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    max_completion_tokens: int | None = None
     response_format: Any = None
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: Any = None
@@ -83,25 +88,13 @@ class ChatRequest(Extensions, kw_only=True):
     top_logprobs: int | None = None
 
 
-class CompletionRequest(Extensions, kw_only=True):
+class CompletionRequest(SampledRequest, kw_only=True):
     """POST /v1/completions."""
 
-    model: str = ""
     prompt: Any = None
     suffix: str = ""
     raw: bool = False
     """The prompt is taken as it is, without the model's template (ours)."""
-    stream: bool = False
-    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    stop: Any = None
     logprobs: int | None = None
 
 
