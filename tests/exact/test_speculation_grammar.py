@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 
 import jsonschema
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from arriero.runner.engine import Engine, Limits
-from arriero.runner.messages import Thoughts
+from arriero.runner.messages import Grammar, SamplingOptions, Submit, Thoughts, Vocabulary
 from arriero.runner.sampling import Sampler
+from arriero.runner.speculation.fitting import within
 from arriero.runner.speculation.speculator import Speculator
+from arriero.runner.speculation.verify import Rule
+from tests.helpers.chi_square import chi_square, improbable
 from tests.helpers.engine_runs import run
 from tests.helpers.grammars import SCHEMAS, THOUGHTS, TOKENS, VOCABULARY, answer, ask, schema
 from tests.helpers.markov import MarkovDraft, MarkovModel
@@ -109,3 +114,39 @@ def test_looking_ahead_changes_nothing_and_stops_where_a_draft_may_not_stand() -
     assert not masks[2][TOKENS.index(b"x")]
     # Behind the whole word nothing can follow, so the word is not worth judging: it is drawn.
     assert len(constraint.ahead([true, true])) == 1
+
+
+LETTERS = [b"a", b"b", b"c", b"d", b"e", b"f", b"<end>"]
+
+
+def of_three_letters(draws: int) -> tuple[float, int]:
+    """Chi-square of a long reply, with its degrees of freedom; half of what is drafted may not stand."""
+    target = MarkovModel(vocab=len(LETTERS), seed=2)
+    sampler, draft = Sampler(len(LETTERS), 4096), MarkovDraft(target)
+    draft.table = mx.array([[2.0, 0, 0, 2, 0, 0, 0]] * len(LETTERS))
+    speculator = Speculator(target, sampler, draft, depths=Widths(3, 1))
+    engine = Engine(target, sampler, LIMITS, speculator=speculator)
+    engine.learn(Vocabulary(tokens=LETTERS, special=[len(LETTERS) - 1]))
+    grammar = Grammar(kind="regex", text=f"[abc]{{{2 * draws}}}")
+    options = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
+    engine.submit(Submit(id="a", tokens=[0], max_tokens=draws, stop_tokens=[6], sampling=options, grammar=grammar))
+    reply = run(engine)["a"]
+    assert reply.end.speculation.rounds > draws // 6
+    counts = np.zeros((3, 3))
+    np.add.at(counts, ([0, *reply.tokens[:-1]], reply.tokens), 1)
+    laws = np.exp(target.table[:3, :3].astype(np.float64))
+    each = [chi_square(row, p / p.sum()) for row, p in zip(counts, laws, strict=True)]
+    return sum(found for found, _ in each), sum(freedom for _, freedom in each)
+
+
+def test_sampled_drafts_that_a_grammar_cuts_leave_the_targets_law() -> None:
+    assert not improbable(*of_three_letters(1000))
+
+
+def test_to_draw_afresh_where_a_drawn_draft_may_not_stand_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power of the test above: a mistake that every reply fits."""
+    monkeypatch.setattr(
+        "arriero.runner.speculation.speculator.within",
+        lambda grammar, proposal, rule: within(grammar, proposal, Rule.SAME),
+    )
+    assert improbable(*of_three_letters(1000))

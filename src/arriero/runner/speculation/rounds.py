@@ -45,12 +45,11 @@ def run_round(
     taps: Sequence[int] = (),
     *,
     states: bool,
-    allowed: mx.array | None = None,
 ) -> Run:
     """Judge a proposal behind the row's last token, which the host knows, and commit what stays.
 
     One forward of the target and one wait. Afterwards the row's caches hold everything but the last token of the run.
-    `states`: a draft wants them. `allowed`: as in `verify`.
+    `states`: a draft wants them.
     """
     start, drafted = row.position, len(proposal)
     captured = [cache for cache in row.caches if keeps_states(cache)]
@@ -58,7 +57,7 @@ def run_round(
         assert cache is not None
         cache.plan(range(start + 1, start + drafted + 1))
     hidden = model.forward(_batch(row, proposal, taps))
-    verdict = verify(sampler, row.id, model.logits(hidden.final), proposal, rule, allowed)
+    verdict = verify(sampler, row.id, model.logits(hidden.final), proposal, rule)
     told = states_of(hidden, taps) if states else None
     _wait(verdict, told, captured)
 
@@ -69,6 +68,8 @@ def run_round(
     if stop is not None and stop < accepted:
         # What stands behind the stop token was never said, and the next prompt may not hold the token itself.
         tokens, kept, accepted, judged = tokens[: stop + 1], stop, stop + 1, stop + 1
+    elif proposal.ends and accepted == drafted:
+        tokens, kept = tokens[:drafted], drafted - 1
     logprobs = verdict.emitted.read_logprobs()
     _go_back(row.caches, start + 1 + kept, kept, drafted)
     row.position = start + 1 + kept

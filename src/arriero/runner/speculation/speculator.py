@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
-import numpy as np
 
 from arriero.model.contract import Draft, Hidden, Model, RowCaches
 from arriero.runner.caches.foreign import ForeignCache
@@ -15,8 +14,8 @@ from arriero.runner.caches.snapshot import fresh
 from arriero.runner.prefill import Chunk
 from arriero.runner.row import Phase, Row
 from arriero.runner.sampling import Sampler
-from arriero.runner.sampling.grammar import Constraint
 from arriero.runner.speculation.controller import DepthController, Depths, WholeBlocks
+from arriero.runner.speculation.fitting import within
 from arriero.runner.speculation.lookup import LIMIT, Copies, Lookup
 from arriero.runner.speculation.picks import Picker
 from arriero.runner.speculation.rounds import Run, keeps_states, run_round, states_of
@@ -150,9 +149,8 @@ class Speculator:
         row.undo = []
         rule = self._rule(row)
         proposal = self._propose(row, depth, rule)
-        allowed = None
         if proposal is not None and row.constraint is not None:
-            proposal, allowed = within(row.constraint, proposal)
+            proposal = within(row.constraint, proposal, rule)
         if proposal is None:
             return None
         run = run_round(
@@ -163,7 +161,6 @@ class Speculator:
             rule,
             self.taps,
             states=self.draft is not None,
-            allowed=allowed,
         )
         if run.states is not None:
             self._session(row).follow(run.states)
@@ -266,20 +263,6 @@ class Speculator:
         if end and any(keeps_states(cache) and slot not in undo for slot, cache in enumerate(row.caches)):
             return False
         return all(cache.rewind(end, undo.get(slot)) for slot, cache in enumerate(row.caches) if cache is not None)
-
-
-def within(constraint: Constraint, proposal: Proposal) -> tuple[Proposal | None, mx.array | None]:
-    """The leading drafts that a grammar lets stand, None if there are none, and what it allows at each place.
-
-    The host must know drafts for that, so those of a draft model are waited for first.
-    """
-    host = np.array(proposal.tokens).tolist() if proposal.host is None else proposal.host
-    masks = constraint.ahead(host)
-    count = len(masks) - 1
-    if count < 1:
-        return None, None
-    law = None if proposal.law is None else proposal.law[:count]
-    return Proposal(proposal.tokens[:count], law, host[:count]), mx.array(np.stack(masks))
 
 
 class Together:

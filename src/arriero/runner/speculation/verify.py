@@ -46,6 +46,10 @@ class Proposal:
     """What each was drawn from, `d` rows; None where none was drawn by chance."""
     host: list[int] | None = None
     """The tokens, where the host knows them."""
+    allowed: mx.array | None = None
+    """What a grammar lets stand at each place and behind the last, bool `[d + 1, vocab]`."""
+    ends: bool = False
+    """Whether the reply goes no further than the last draft: nothing is said behind it in this round."""
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -66,19 +70,16 @@ class Verdict:
         return [self.accepted, *self.emitted.arrays()]
 
 
-def verify(
-    sampler: Sampler, row: str, logits: mx.array, proposal: Proposal, rule: Rule, allowed: mx.array | None = None
-) -> Verdict:
+def verify(sampler: Sampler, row: str, logits: mx.array, proposal: Proposal, rule: Rule) -> Verdict:
     """Judge drafts by the target's `logits` `[d + 1, vocab]` over the last token and the drafts; nothing is read.
 
     Every line is transformed as plain decoding would at its place: penalties see the drafts before it. The row's
-    history stays, and so do its random numbers but for those of the ratio rule. `allowed` bool `[d + 1, vocab]` is what
-    a grammar lets stand at each place. ValueError for other numbers of lines.
+    history stays, and so do its random numbers but for those of the ratio rule. ValueError for other numbers of lines.
     """
     drafts = proposal.tokens
     if logits.shape[0] != len(proposal) + 1:
         raise ValueError(f"{logits.shape[0]} lines of logits for {len(proposal)} drafts; one more is needed")
-    target = sampler.distribution(row, logits, drafts, allowed)
+    target = sampler.distribution(row, logits, drafts, proposal.allowed)
     if rule is Rule.RATIO:
         if proposal.law is None:
             raise ValueError("drafts are judged by ratio, but nobody knows what they were drawn from")
