@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
+from arriero.bench.compared import DEFAULT_TEXT
 from arriero.bench.quality import Quality, compare
 from arriero.chat.tokenizer import Tokenizer
 from arriero.model.contract import Model
@@ -21,7 +21,7 @@ from arriero.runner.load import load
 from arriero.source import GGUFSource
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXTS = [ROOT / "bench" / "text.txt", ROOT / "tests" / "real" / "text.txt"]
+TEXTS = [DEFAULT_TEXT, ROOT / "tests" / "real" / "text.txt"]
 
 
 def opened(source: GGUFSource, setting: str) -> Model:
@@ -70,7 +70,7 @@ def main() -> None:
         )
         print(end="\r      \r", file=sys.stderr)
         print(line(Path(path).name, found), flush=True)
-        results.append({"model": Path(path).name, **asdict(found), "ratio": found.ratio})
+        results.append({"model": Path(path).name, **found.figures()})
     if options.json:
         settings = {"reference": options.reference, "candidate": options.candidate, "window": options.window}
         options.json.write_text(json.dumps({**settings, "results": results}, indent=2), "utf-8")

@@ -8,7 +8,7 @@ MODEL is a GGUF file or a folder. Every figure is a median over rounds of reques
   of the best token and nothing else, and what the engine adds to it.
 - *none*: a free draft that is never right, with the depths that are measured: speed as a part of plain decoding's.
 - *copy*: a prompt that asks for its own text again, copied from it: speed and tokens a round.
-- *draft*: with `--draft`, or a head in MODEL's own checkpoint: the same on the text of `bench/text.txt`.
+- *draft*: with `--draft`, or a head in MODEL's own checkpoint: the same on the text of `src/arriero/bench/text.txt`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ that perplexity averages out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import mlx.core as mx
 import numpy as np
@@ -18,10 +18,23 @@ LOGIT_ROWS = 8
 """Rows of one head product: as few as decoding has, since prefill computes no logits."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """Each predicted token's figures, float64 `[tokens]`, in the order of the text."""
+
+    reference_losses: np.ndarray
+    """Minus the logarithm of the probability that the reference gave the token, in nats."""
+    losses: np.ndarray
+    divergences: np.ndarray
+    same: np.ndarray
+    """1 where both find the same token likeliest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quality:
     """Figures of the predictions of a text; divergences are KL(reference ‖ candidate) in nats per token."""
 
+    predictions: Predictions
     tokens: int
     """Predicted tokens."""
     reference_perplexity: float
@@ -37,6 +50,25 @@ class Quality:
     def ratio(self) -> float:
         """Perplexity of the candidate over that of the reference."""
         return self.perplexity / self.reference_perplexity
+
+    @classmethod
+    def of(cls, found: Predictions) -> Quality:
+        """The figures of a text's predictions."""
+        return cls(
+            predictions=found,
+            tokens=len(found.losses),
+            reference_perplexity=float(np.exp(found.reference_losses.mean())),
+            perplexity=float(np.exp(found.losses.mean())),
+            mean_divergence=float(found.divergences.mean()),
+            largest_divergence=float(found.divergences.max()),
+            high_divergence=float(np.quantile(found.divergences, 0.99)),
+            same_likeliest=float(found.same.mean()),
+        )
+
+    def figures(self) -> dict[str, float]:
+        """All but the single predictions, and the ratio."""
+        names = [field.name for field in fields(self) if field.name != "predictions"]
+        return {name: getattr(self, name) for name in names} | {"ratio": self.ratio}
 
 
 def compare(
@@ -87,16 +119,7 @@ def compare(
                 found.append(_rows(first, second, wanted))
             done += len(part)
             progress(done)
-    losses, others, divergences, same = np.concatenate(found, axis=1)
-    return Quality(
-        tokens=len(losses),
-        reference_perplexity=float(np.exp(losses.mean())),
-        perplexity=float(np.exp(others.mean())),
-        mean_divergence=float(divergences.mean()),
-        largest_divergence=float(divergences.max()),
-        high_divergence=float(np.quantile(divergences, 0.99)),
-        same_likeliest=float(same.mean()),
-    )
+    return Quality.of(Predictions(*np.concatenate(found, axis=1)))
 
 
 def _log_probabilities(model: Model, hidden: mx.array) -> np.ndarray:

@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "cp": ("models", "cp", "Copy a model"),
     "rm": ("models", "rm", "Remove models"),
     "verify": ("transfer", "verify", "Check stored models"),
-    "bench": ("bench", "bench", "Measure speed"),
+    "bench": ("bench", "bench", "Measure speed, or what quantising cost"),
 }
 ALIASES = {"ls": "list", "start": "serve"}
 
