@@ -6,7 +6,9 @@ import httpx
 import pytest
 
 from tests.helpers.echo_runner import echo_command
+from tests.helpers.embedding_server import embedding_server
 from tests.helpers.live_server import LiveServer, live_server
+from tests.helpers.seeing_server import Seeing, seeing_server
 from tests.helpers.stored_model import CHATML, put_model
 
 THINKING = (
@@ -35,15 +37,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Tiny encoders in real runners."""
+    with embedding_server(tmp_path_factory.mktemp("embedder")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    """A tiny model that sees, in a real runner."""
+    with seeing_server(tmp_path_factory.mktemp("seeing")) as found:
+        yield found
+
+
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
     """A plain client."""
-    with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=20, trust_env=False, verify=False) as client:
         yield client
 
 
 @pytest.fixture
 async def ahttp(server: LiveServer) -> AsyncIterator[httpx.AsyncClient]:
     """A plain asynchronous client."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False, verify=False) as client:
         yield client

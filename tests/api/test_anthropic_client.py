@@ -17,7 +17,7 @@ TOOL = {"name": "save_note", "description": "Saves.", "input_schema": SCHEMA}
 THINK = {"type": "enabled", "budget_tokens": 1024}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
     with anthropic_client(server) as made:
         yield made

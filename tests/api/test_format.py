@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as client:
         yield client
 
 

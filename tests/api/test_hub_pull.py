@@ -63,7 +63,7 @@ def hub(monkeypatch):
 def test_a_safetensors_repository_becomes_a_model_that_answers(hub, tmp_path):
     with (
         live_server(tmp_path, echo_command(tmp_path)) as live,
-        httpx.Client(base_url=live.url, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=live.url, timeout=20, trust_env=False, verify=False) as http,
     ):
         lines = [
             json.loads(line) for line in http.post("/api/pull", json={"model": "hf.co/org/tiny"}).text.splitlines()
@@ -82,7 +82,7 @@ def test_a_repository_that_cannot_be_imported_names_no_model(hub, tmp_path):
     hub.repositories["org/tiny"]["config.json"] = b'{"architectures": ["NopeForCausalLM"]}'
     with (
         live_server(tmp_path, echo_command(tmp_path)) as live,
-        httpx.Client(base_url=live.url, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=live.url, timeout=20, trust_env=False, verify=False) as http,
     ):
         lines = [
             json.loads(line) for line in http.post("/api/pull", json={"model": "hf.co/org/tiny"}).text.splitlines()

@@ -10,14 +10,14 @@ from tests.helpers.echo_runner import say
 
 @pytest.fixture
 def client(server):
-    client = ollama.Client(host=server.url)
+    client = ollama.Client(host=server.url, verify=False)
     yield client
     client._client.close()
 
 
 @pytest.fixture
 async def aclient(server):
-    client = ollama.AsyncClient(host=server.url)
+    client = ollama.AsyncClient(host=server.url, verify=False)
     yield client
     await client._client.aclose()
 

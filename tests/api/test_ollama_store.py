@@ -20,7 +20,7 @@ def http(folder, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     with (
         live_server(home, [sys.executable, "-m", "arriero.runner"], ollama_models=folder) as running,
-        httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client,
+        httpx.Client(base_url=running.url, timeout=60, trust_env=False, verify=False) as client,
     ):
         yield client
 

@@ -13,7 +13,7 @@ from tests.helpers.live_server import LiveServer
 from tests.helpers.v1 import NOTE, TWO_CALLS, openai_client, openai_options, put_agent
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     with openai_client(server) as made:
         yield made

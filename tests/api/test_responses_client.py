@@ -15,7 +15,7 @@ from tests.helpers.v1 import SCHEMA, TWO_CALLS, openai_client, openai_options, p
 TOOL = {"type": "function", "name": "save_note", "parameters": SCHEMA, "strict": False}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     with openai_client(server) as made:
         yield made

@@ -10,15 +10,14 @@ import numpy as np
 import openai
 import pytest
 
-from tests.api.test_embed import server  # noqa: F401  (a fixture)
 from tests.helpers.live_server import LiveServer
 from tests.helpers.v1 import openai_options
 
 
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:  # noqa: F811
+@pytest.fixture(scope="module")
+def client(embedder: LiveServer) -> Iterator[openai.OpenAI]:
     # The client itself asks for base64 and decodes it behind its strict check, which knows numbers only.
-    with openai.OpenAI(**openai_options(server) | {"_strict_response_validation": False}) as made:
+    with openai.OpenAI(**openai_options(embedder) | {"_strict_response_validation": False}) as made:
         yield made
 
 

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from arriero.server.compat import sse
-from tests.api.test_images import FIRST, OPTIONS, Seeing, seeing  # noqa: F401  (a fixture)
+from tests.api.test_images import FIRST
 from tests.helpers.echo_runner import echo_command, say
 from tests.helpers.live_server import LiveServer, live_server
 from tests.helpers.scripted_runner import Script, received
+from tests.helpers.seeing_server import OPTIONS, Seeing
 from tests.helpers.stored_model import put_model
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -46,7 +47,7 @@ def body_of(path: str, text: str, **fields: Any) -> dict[str, Any]:
 def submitted(logged: tuple[LiveServer, Path], path: str, **fields: Any) -> dict[str, Any]:
     """What a runner got of a request."""
     server, log = logged
-    with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, timeout=20, trust_env=False, verify=False) as http:
         reply = http.post(path, json=body_of(path, say("x"), **fields))
         assert reply.status_code == 200, reply.text
     return [message for message in received(log) if message["type"] == "submit"][-1]
@@ -74,9 +75,9 @@ def test_penalties_reach_the_runner(logged: tuple[LiveServer, Path], path: str) 
 def test_silence_is_broken_by_signs_of_life(
     logged: tuple[LiveServer, Path], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "QUIET_SECONDS", 0.1)
-    with httpx.Client(base_url=logged[0].url, timeout=20, trust_env=False) as http:
-        text = http.post(path, json=body_of(path, say("ab", delay=0.35), stream=True)).text
+    monkeypatch.setattr(sse, "QUIET_SECONDS", 0.03)
+    with httpx.Client(base_url=logged[0].url, timeout=20, trust_env=False, verify=False) as http:
+        text = http.post(path, json=body_of(path, say("ab", delay=0.1), stream=True)).text
     first = text.partition("\n\n")[0]
     if path == "/v1/messages":
         assert first.startswith("event: message_start\n")
@@ -97,7 +98,7 @@ def test_a_client_that_leaves_ends_its_row(logged: tuple[LiveServer, Path], path
     server = logged[0]
     body = body_of(path, say("abc", endless=True, delay=0.02), stream=True)
     with (
-        httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=server.url, timeout=20, trust_env=False, verify=False) as http,
         http.stream("POST", path, json=body) as reply,
     ):
         next(reply.iter_bytes())
@@ -111,7 +112,7 @@ def test_a_client_that_leaves_ends_its_row(logged: tuple[LiveServer, Path], path
 def test_every_reply_names_its_request(logged: tuple[LiveServer, Path], caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level("INFO", "arriero.server.access"),
-        httpx.Client(base_url=logged[0].url, trust_env=False) as http,
+        httpx.Client(base_url=logged[0].url, trust_env=False, verify=False) as http,
     ):
         found = http.get("/v1/models").headers
         other = http.get("/api/version").headers
@@ -119,7 +120,7 @@ def test_every_reply_names_its_request(logged: tuple[LiveServer, Path], caplog: 
     assert any(found["request-id"] in record.getMessage() for record in caplog.records)
 
 
-def test_an_image_is_seen_on_every_route(seeing: Seeing) -> None:  # noqa: F811
+def test_an_image_is_seen_on_every_route(seeing: Seeing) -> None:
     data = base64.b64encode(FIRST).decode()
     url = f"data:image/png;base64,{data}"
     options = {"model": "seeing", "options": OPTIONS}
