@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from functools import cache
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.model.contract import Batch, Draft, Model, Span
-from arriero.model.drafts import load_head
 from arriero.runner.messages import SamplingOptions
 from tests.helpers.chi_square import chi_square, improbable
-from tests.helpers.drafts import target_of, with_head
 from tests.helpers.engine_runs import run, submit
 from tests.helpers.markov import MarkovDraft, MarkovModel
 from tests.helpers.sampling_law import law
@@ -64,47 +59,6 @@ def test_a_long_sampled_reply_follows_the_targets_law(name: str, candidates: int
         each, more = chi_square(np.array([counts[token] for token in range(len(wanted))]), wanted)
         statistic, freedom = statistic + each, freedom + more
     assert freedom > 10
-    assert not improbable(statistic, freedom)
-
-
-@cache
-def mtp() -> tuple[Model, Draft]:
-    target = target_of("mtp_qwen3_5")
-    head = load_head(with_head("mtp_qwen3_5").typed(), target, mx.float32)
-    assert head is not None
-    return target, head
-
-
-def test_replies_with_a_head_for_several_tokens_follow_the_targets_law() -> None:
-    model, head = mtp()
-    prompt, draws = [3, 5, 7, 11, 13], 600
-    options = SamplingOptions(temperature=2.0, top_k=3, top_p=0.97, repeat_penalty=1.2, repeat_last_n=4)
-
-    @cache
-    def logits(tail: tuple[int, ...]) -> np.ndarray:
-        tokens = [*prompt, *tail]
-        batch = Batch(mx.array(tokens, mx.int32), [Span(0, len(tokens), 0, model.new_caches())])
-        return np.array(model.logits(model.forward(batch).final[-1:])[0])
-
-    engine = speculating(model, draft=head, widths=(2,))
-    for i in range(draws):
-        engine.submit(submit(str(i), prompt, 4, sampling=options))
-    # One row at a time: several would not draft.
-    engine.limits = type(engine.limits)(context_length=engine.limits.context_length, max_rows=1)
-    replies = run(engine)
-    assert sum(reply.end.speculation.drafted for reply in replies.values()) >= draws
-    wanted: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(4):
-        grown: dict[tuple[int, ...], float] = {}
-        for tail, chance in wanted.items():
-            probs = law(logits(tail), options, [*prompt, *tail])
-            for token in np.flatnonzero(probs):
-                grown[(*tail, int(token))] = chance * float(probs[token])
-        wanted = grown
-    found = Counter(tuple(reply.tokens) for reply in replies.values())
-    assert set(found) <= set(wanted)
-    keys = sorted(wanted)
-    statistic, freedom = chi_square(np.array([found[key] for key in keys]), np.array([wanted[key] for key in keys]))
     assert not improbable(statistic, freedom)
 
 

@@ -23,3 +23,11 @@ def improbable(statistic: float, freedom: int) -> bool:
     """Whether a chi-square value is above what one in about a million reaches (Wilson and Hilferty 1931)."""
     spread = 2 / (9 * freedom)
     return statistic > freedom * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
+
+
+def p_value(statistic: float, freedom: int) -> float:
+    """Probability of a value as large, by the same approximation."""
+    if statistic == math.inf:
+        return 0.0
+    spread = 2 / (9 * freedom)
+    return 0.5 * math.erfc(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(2 * spread))
