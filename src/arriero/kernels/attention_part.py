@@ -1,4 +1,4 @@
-"""The attention half of a decoder's layer: one operation on the CPU, a dozen elsewhere."""
+"""The attention half of a decoder's layer: one operation on the CPU, three on NVIDIA GPUs, a dozen elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.append import append
 from arriero.kernels.attention import attention
+from arriero.kernels.cuda import attention as cuda
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import rope
 
-Norm = tuple[mx.array, float]
-"""A gain and an epsilon."""
+__all__ = ["AttentionPart", "Norm"]
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +42,8 @@ class AttentionPart:
     key_norm: Norm | None = None
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+    _cuda_shape: cuda.Shape | None = None
+    _operands: list[Operand | None] = field(default_factory=list)
 
     def __call__(
         self,
@@ -63,7 +67,60 @@ class AttentionPart:
         if handle is not None:
             y, *buffers = handle(x, angles, buffers, lengths, positions, bases)
             return y, buffers
+        gpu = device.cuda()
+        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self._on_cuda(lengths, buffers, angles):
+            return self._cuda(gpu, x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
         return self.graph(x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+
+    def _on_cuda(self, lengths: Sequence[int], buffers: Sequence[mx.array], angles: mx.array | None) -> bool:
+        """Whether the CUDA kernel has this form of attention."""
+        turned = angles is not None and self.interleaved
+        return not turned and cuda.takes(self._shape, lengths, buffers, angles, [self.query_norm, self.key_norm])
+
+    @property
+    def _shape(self) -> cuda.Shape:
+        if self._cuda_shape is None:
+            self._cuda_shape = cuda.Shape(
+                self.heads, self.kv_heads, self.head_dim, self.scale, self.window, self.softcap
+            )
+            self._operands = [matrix.operand() for matrix in (*self.qkv, self.out)]
+        return self._cuda_shape
+
+    def _cuda(
+        self,
+        gpu: Gpu,
+        x: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The same in three launches for few tokens: product with its norm, attention, product."""
+        shape, (*first, last) = self._shape, self._operands
+        few = [operand for operand in first if fits(operand, gpu, x.shape[0])]
+        if len(few) == len(first):
+            parts = [multiply(gpu, x, operand, norm=self.before).y for operand in few]
+        else:
+            normed = x if self.before is None else rms_norm(x, *self.before)
+            parts = [matrix(normed) for matrix in self.qkv]
+        y, filled = cuda.attend(
+            gpu,
+            shape,
+            parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1),
+            angles,
+            buffers,
+            lengths=lengths,
+            positions=positions,
+            bases=bases,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            memo=memo,
+        )
+        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        return y if self.after is None else rms_norm(y, *self.after), filled
 
     def graph(
         self,

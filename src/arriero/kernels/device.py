@@ -1,4 +1,4 @@
-"""Which device the arrays live on, and the optional extension with CPU kernels.
+"""Which device the arrays live on, the optional extension with CPU kernels, and the GPU that our CUDA kernels run on.
 
 Refuses to know models. `ARRIERO_KERNELS=graph` keeps every operation on plain MLX, whatever is installed.
 """
@@ -15,11 +15,17 @@ from typing import Any, ParamSpec, Protocol, cast
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.gpu import Gpu, available, find, prepare
+from arriero.kernels.cuda.probe import probe
+
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
 EXTENSION = "arriero_cpu"
+
+if mx.cuda.is_available():
+    prepare()
 
 
 def on_cpu() -> bool:
@@ -79,11 +85,8 @@ def cpu_extension() -> CpuKernels | None:
     None when `ARRIERO_KERNELS=graph` asks for plain MLX, and with one warning when it is not installed, is of another
     version, or cannot run here.
     """
-    choice = os.environ.get("ARRIERO_KERNELS", "").strip().lower()
-    if choice == "graph":
+    if _plain():
         return None
-    if choice not in ("", "auto"):
-        log.warning("ARRIERO_KERNELS=%s is not known (graph, auto); using auto", choice)
     try:
         extension = cast(CpuKernels, importlib.import_module(EXTENSION))
     except ModuleNotFoundError as error:
@@ -114,6 +117,38 @@ def cpu_extension() -> CpuKernels | None:
 def native() -> CpuKernels | None:
     """The extension when operations run on the CPU, None on other devices."""
     return cpu_extension() if on_cpu() else None
+
+
+@cache
+def _gpu() -> Gpu | None:
+    """The NVIDIA GPU when our kernels work on it, tried once; None with one warning when they don't."""
+    if _plain():
+        return None
+    try:
+        found = find()
+        probe(found)
+    except (RuntimeError, ValueError, OSError) as error:
+        log.warning(
+            "the CUDA kernels cannot be used, so plain MLX runs instead (slower): %s. Set ARRIERO_KERNELS=graph to be "
+            "silent about it",
+            error,
+        )
+        return None
+    log.info("CUDA kernels: %d multiprocessors of compute capability %d.%d", found.multiprocessors, *found.capability)
+    return found
+
+
+def cuda() -> Gpu | None:
+    """The NVIDIA GPU when operations run on it and our kernels work there, else None."""
+    return _gpu() if available() else None
+
+
+def _plain() -> bool:
+    """Whether the environment asks for plain MLX."""
+    choice = os.environ.get("ARRIERO_KERNELS", "").strip().lower()
+    if choice not in ("", "auto", "graph"):
+        log.warning("ARRIERO_KERNELS=%s is not known (graph, auto); using auto", choice)
+    return choice == "graph"
 
 
 def required() -> CpuKernels:

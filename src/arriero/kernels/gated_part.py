@@ -1,4 +1,5 @@
-"""The feed-forward half of a decoder's layer: one operation on the CPU, half a dozen elsewhere."""
+"""The feed-forward half of a decoder's layer: one operation on the CPU, two on NVIDIA GPUs, half a dozen
+elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.activation import Activation, gated
-from arriero.kernels.attention_part import Norm
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 
@@ -28,12 +30,38 @@ class GatedPart:
     activation: Activation
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+    _operands: list[Operand | None] | None = None
 
     def __call__(self, x: mx.array, branch: mx.array) -> mx.array:
         """x and branch `[T, hidden]` of one dtype; the result is of it too."""
         handle = self._handle(x.dtype) if branch.dtype == x.dtype else None
-        y: mx.array = self.graph(x, branch) if handle is None else handle(x, branch)
-        return y
+        if handle is not None:
+            y: mx.array = handle(x, branch)
+            return y
+        gpu = device.cuda()
+        if gpu is not None and x.dtype == branch.dtype == mx.bfloat16:
+            fused = self._cuda(gpu, x, branch)
+            if fused is not None:
+                return fused
+        return self.graph(x, branch)
+
+    def _cuda(self, gpu: Gpu, x: mx.array, branch: mx.array) -> mx.array | None:
+        """The same in two launches for few tokens of a packed network; None for others."""
+        if self._operands is None:
+            self._operands = [matrix.operand() for matrix in (*self.gate_up, self.down)]
+        *first, down = self._operands
+        count, joined = x.shape[0], len(first) == 1
+        few = [operand for operand in first if fits(operand, gpu, count, gated=joined)]
+        if len(few) < len(first) or not fits(down, gpu, count):
+            return None
+        made = multiply(gpu, x, few[0], branch=branch, norm=self.before, activation=self.activation if joined else None)
+        if joined:
+            inner = made.y
+        else:
+            inner = gated(self.activation, made.y, multiply(gpu, made.x, few[1], norm=self.before).y)
+        if self.after is None:
+            return multiply(gpu, inner, down, residual=made.x).y
+        return made.x + rms_norm(multiply(gpu, inner, down).y, *self.after)
 
     def graph(self, x: mx.array, branch: mx.array) -> mx.array:
         """The same, one operation after another."""

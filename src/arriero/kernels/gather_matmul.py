@@ -9,6 +9,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import experts
+from arriero.kernels.cuda.product import operand
 from arriero.kernels.packed import Packed, pack
 
 
@@ -38,6 +40,11 @@ def gather_quantized_matmul(
 
     `exact` as in `quantized_matmul`; so is what it says about packing.
     """
+    gpu = device.cuda()
+    if gpu is not None:
+        bank = operand(w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+        if bank is not None and experts.fits(gpu, x, bank, indices):
+            return experts.multiply(gpu, x, bank, indices)
     packed = pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
     if packed is not None:
         return gather_packed_matmul(x, packed, indices, global_scale=global_scale, exact=exact)

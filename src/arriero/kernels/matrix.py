@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.product import Operand, operand
 from arriero.kernels.device import CpuKernels
 from arriero.kernels.matmul import matmul
 from arriero.kernels.packed import Packed, pack
@@ -74,6 +75,21 @@ class Matrix:
         if not native.supports(self.mode, self.bits, self.group_size, dtype):
             return None
         return native.matrix(self._dense, self.scales, self.biases, **kind, **how)
+
+    def operand(self) -> Operand | None:
+        """As the CUDA kernels take it; None for what they don't."""
+        if self.scales is None:
+            return None
+        return operand(
+            self._dense,
+            self.scales,
+            self.biases,
+            mode=self.mode,
+            bits=self.bits,
+            group_size=self.group_size,
+            global_scale=self.global_scale,
+            bias=self.bias,
+        )
 
     @property
     def _dense(self) -> mx.array:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import dequantize
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Operand, fits, multiply, operand
 from arriero.kernels.packed import Packed, pack
 
 
@@ -28,6 +31,12 @@ def quantized_matmul(
 
     On the CPU the kernels want most formats packed: a matrix that is used again is better packed once (`pack`).
     """
+    gpu = device.cuda()
+    if gpu is not None and x.dtype == mx.bfloat16:
+        matrix = operand(w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+        y = None if matrix is None else on_cuda(gpu, x, matrix)
+        if y is not None:
+            return y
     native = device.native()
     if native is None or (global_scale is not None and global_scale.size > 1):
         return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
@@ -39,6 +48,17 @@ def quantized_matmul(
     return native.quantized_matmul(
         x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale, exact=exact
     )
+
+
+def on_cuda(gpu: Gpu, x: mx.array, matrix: Operand) -> mx.array | None:
+    """Few rows by one kernel, many by decoding the matrix first; None where neither takes this."""
+    if dequantize.takes(x, matrix):
+        return dequantize.multiply(x, matrix)
+    rows = x.reshape(-1, x.shape[-1])
+    if not fits(matrix, gpu, rows.shape[0]):
+        return None
+    y = multiply(gpu, rows, matrix).y
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], matrix.rows)
 
 
 def packed_matmul(x: mx.array, packed: Packed, *, global_scale: mx.array | None = None, exact: bool = True) -> mx.array:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels.device import cuda
 from arriero.kernels.packed import Packed, pack
 from arriero.model.quantization import Mode, Quantization
 
@@ -114,13 +115,16 @@ class Weight:
 
 
 def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
-    """Stack along the output axis, exact; None when formats or global scales differ so that it would not be."""
+    """Stack along the output axis, exact; None when formats or global scales differ so that it would not be.
+
+    On NVIDIA GPUs matrices with global scales become one with a number for each row, which the kernels there take.
+    """
     first = weights[0]
     if any(w.quantization != first.quantization or w.data.dtype != first.data.dtype for w in weights):
         return None
-    if any(w.global_scale is not None for w in weights) or any(
-        (w.biases is None) != (first.biases is None) for w in weights
-    ):
+    scales = [w.global_scale for w in weights if w.global_scale is not None]
+    by_row = len(scales) == len(weights) and first.data.ndim == 2 and cuda() is not None
+    if (scales and not by_row) or any((w.biases is None) != (first.biases is None) for w in weights):
         return None
     if any(w.scales is not None and first.scales is not None and w.scales.dtype != first.scales.dtype for w in weights):
         return None
@@ -133,7 +137,15 @@ def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
     if data is None:
         raise CheckpointError("no weights to concatenate")
     return replace(
-        first, data=data, scales=joined([w.scales for w in weights]), biases=joined([w.biases for w in weights])
+        first,
+        data=data,
+        scales=joined([w.scales for w in weights]),
+        biases=joined([w.biases for w in weights]),
+        global_scale=mx.concatenate(
+            [mx.broadcast_to(scale.reshape(-1), (w.shape[0],)) for scale, w in zip(scales, weights, strict=True)]
+        )
+        if by_row
+        else None,
     )
 
 

@@ -1,0 +1,263 @@
+// Causal attention of few new tokens of several rows, each over its own cache, in one launch: norms of q and k heads,
+// rotation, append in place, softmax over splits of the keys, and their combination by the last block to arrive.
+//
+// A group is some tokens of one row, few enough that with all query heads of one key head they are at most 32 lines of
+// the tensor cores' product; they share each reading of the keys. The grid is (splits, key heads, groups).
+namespace arriero {
+
+// One group, in places of the row's buffers.
+struct Group {
+  int query;       // first token, on the packed axis
+  int count;       // tokens
+  int place;       // where the first token stands
+  int fresh;       // first token of the row that is new, on the packed axis
+  int fresh_place; // where that one stands
+  int capacity;    // places of the buffers
+  int row;         // whose buffers
+  int line;        // of the result, where the first token's goes
+};
+
+constexpr float NOTHING = -1e30f;
+
+// One warp, one head: norm, gain, rotation of pairs (i, i + D/2), to bfloat16.
+template <int D, bool NORM, bool WIDE_GAIN, bool ROTATE>
+__device__ __forceinline__ void prepare(const bf16* from, const void* gain, const float* angles, float eps, bf16* to) {
+  constexpr int PER = D / 64;
+  const int lane = threadIdx.x & 31;
+  float a[PER], b[PER], squares = 0.f;
+#pragma unroll
+  for (int e = 0; e < PER; ++e) {
+    int i = lane * PER + e;
+    a[e] = __bfloat162float(from[i]);
+    b[e] = __bfloat162float(from[i + D / 2]);
+    squares += a[e] * a[e] + b[e] * b[e];
+  }
+  if (NORM) {
+    float r = rsqrtf(warp_sum(squares) / D + eps);
+#pragma unroll
+    for (int e = 0; e < PER; ++e) {
+      int i = lane * PER + e;
+      float ga = WIDE_GAIN ? ((const float*)gain)[i] : __bfloat162float(((const bf16*)gain)[i]);
+      float gb = WIDE_GAIN ? ((const float*)gain)[i + D / 2] : __bfloat162float(((const bf16*)gain)[i + D / 2]);
+      // The graph rounds here, too.
+      a[e] = __bfloat162float(__float2bfloat16(a[e] * r * ga));
+      b[e] = __bfloat162float(__float2bfloat16(b[e] * r * gb));
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < PER; ++e) {
+    int i = lane * PER + e;
+    float x = a[e], y = b[e];
+    if (ROTATE) {
+      float2 turn = ((const float2*)angles)[i];
+      x = a[e] * turn.x - b[e] * turn.y;
+      y = b[e] * turn.x + a[e] * turn.y;
+    }
+    to[i] = __float2bfloat16(x);
+    to[i + D / 2] = __float2bfloat16(y);
+  }
+}
+
+template <int D, int HEADS, int PER_HEAD, int TOKENS, int SPLITS, int WINDOW, bool CAPPED, bool NORM_Q, bool NORM_K,
+          bool WIDE_GAIN, bool ROTATE>
+__device__ __forceinline__ void attend(const bf16* qkv, const float* angles, const Group* groups, const void* q_gain,
+                                       const void* k_gain, bf16* const* keys, bf16* const* values, u32* arrived,
+                                       float* parts, bf16* out, float scale, float cap, float q_eps,
+                                       float k_eps, char* shared) {
+  constexpr int LINES = TOKENS * PER_HEAD, SLICES = (LINES + 15) / 16, PADDED = SLICES * 16;
+  constexpr int QUERIES = HEADS * PER_HEAD * D, WIDTH = QUERIES + 2 * HEADS * D, STRIDE = D + 4;
+  constexpr int C = D / 32, V = D / 64;
+  static_assert(THREADS == SLICES * 128, "four warps for 16 lines");
+  bf16* qs = (bf16*)shared;                              // [PADDED][D]
+  float* os = (float*)(shared + PADDED * D * 2);         // [4][PADDED][STRIDE]
+  float* ml = os + 4 * PADDED * STRIDE;                  // [4][PADDED][2]
+  __shared__ bool last;
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
+  const int split = blockIdx.x, head = blockIdx.y;
+  const Group g = groups[blockIdx.z];
+  bf16* K = keys[g.row] + (size_t)head * g.capacity * D;
+  bf16* values_of_head = values[g.row] + (size_t)head * g.capacity * D;
+  const int end = g.place + g.count;
+  const int begin = WINDOW ? max(0, g.place - WINDOW + 1) : 0;
+  const int chunk = ((end - begin + SPLITS - 1) / SPLITS + 63) & ~63;
+  const int lo = begin + split * chunk, hi = min(lo + chunk, end);
+  const int lines = g.count * PER_HEAD;
+
+  if (lo < hi) {
+    for (int r = warp; r < PADDED; r += THREADS / 32) {
+      if (r < lines) {
+        int token = g.query + r / PER_HEAD;
+        prepare<D, NORM_Q, WIDE_GAIN, ROTATE>(qkv + (size_t)token * WIDTH + (head * PER_HEAD + r % PER_HEAD) * D, q_gain,
+                                              angles + (size_t)token * D, q_eps, qs + r * D);
+      } else {
+        for (int i = lane; i < D; i += 32) qs[r * D + i] = __float2bfloat16(0.f);
+      }
+    }
+    // Groups of one row may write the same places, with the same bits.
+    const int fresh = end - g.fresh_place;
+    for (int i = warp; i < fresh; i += THREADS / 32) {
+      int place = g.fresh_place + i;
+      if (place >= lo && place < hi) {
+        const bf16* line = qkv + (size_t)(g.fresh + i) * WIDTH + QUERIES + head * D;
+        prepare<D, NORM_K, WIDE_GAIN, ROTATE>(line, k_gain, angles + (size_t)(g.fresh + i) * D, k_eps,
+                                              K + (size_t)place * D);
+        const u32* v = (const u32*)(line + HEADS * D);
+        for (int e = lane; e < D / 2; e += 32) ((u32*)(values_of_head + (size_t)place * D))[e] = v[e];
+      }
+    }
+  }
+  __syncthreads();
+
+  const int slice = warp >> 2, quarter = warp & 3, line0 = slice * 16 + gid, line1 = line0 + 8;
+  float o[D / 8][4], m0 = NOTHING, m1 = NOTHING, l0 = 0.f, l1 = 0.f;
+#pragma unroll
+  for (int i = 0; i < D / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
+  if (lo < hi) {
+    const float log2e = 1.4426950408889634f;
+    const int limit0 = g.place + line0 / PER_HEAD, limit1 = g.place + line1 / PER_HEAD;
+    for (int kb = lo + 16 * quarter; kb < hi; kb += 64) {
+      uint4 kf[2][C], vf[4][V];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const bf16* p = K + (size_t)min(kb + 8 * j + gid, hi - 1) * D + 8 * t;
+#pragma unroll
+        for (int c = 0; c < C; ++c) kf[j][c] = *(const uint4*)(p + 32 * c);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bf16* p = values_of_head + (size_t)min(kb + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1) * D + 8 * gid;
+#pragma unroll
+        for (int c = 0; c < V; ++c) vf[j][c] = *(const uint4*)(p + 64 * c);
+      }
+      float s[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        uint4 qa = *(const uint4*)(qs + line0 * D + 32 * c + 8 * t), qb = *(const uint4*)(qs + line1 * D + 32 * c + 8 * t);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          mma(s[j], qa.x, qb.x, qa.y, qb.y, kf[j][c].x, kf[j][c].y);
+          mma(s[j], qa.z, qb.z, qa.w, qb.w, kf[j][c].z, kf[j][c].w);
+        }
+      }
+      float x0 = NOTHING, x1 = NOTHING;
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          int key = kb + 8 * j + 2 * t + e;
+          float v0 = s[j][e] * scale, v1 = s[j][2 + e] * scale;
+          if (CAPPED) {
+            v0 = cap * tanhf(v0 / cap);
+            v1 = cap * tanhf(v1 / cap);
+          }
+          bool see0 = key < hi && key <= limit0, see1 = key < hi && key <= limit1;
+          if (WINDOW) see0 = see0 && key > limit0 - WINDOW, see1 = see1 && key > limit1 - WINDOW;
+          s[j][e] = see0 ? v0 * log2e : NOTHING;
+          s[j][2 + e] = see1 ? v1 * log2e : NOTHING;
+          x0 = fmaxf(x0, s[j][e]);
+          x1 = fmaxf(x1, s[j][2 + e]);
+        }
+      x0 = fmaxf(x0, __shfl_xor_sync(~0u, x0, 1));
+      x0 = fmaxf(x0, __shfl_xor_sync(~0u, x0, 2));
+      x1 = fmaxf(x1, __shfl_xor_sync(~0u, x1, 1));
+      x1 = fmaxf(x1, __shfl_xor_sync(~0u, x1, 2));
+      float n0 = fmaxf(m0, x0), n1 = fmaxf(m1, x1), f0 = exp2f(m0 - n0), f1 = exp2f(m1 - n1);
+      m0 = n0, m1 = n1, l0 *= f0, l1 *= f1;
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          // Where all is hidden the greatest is NOTHING too, and its power would be 1.
+          s[j][e] = s[j][e] <= NOTHING ? 0.f : exp2f(s[j][e] - n0);
+          s[j][2 + e] = s[j][2 + e] <= NOTHING ? 0.f : exp2f(s[j][2 + e] - n1);
+          l0 += s[j][e];
+          l1 += s[j][2 + e];
+        }
+#pragma unroll
+      for (int i = 0; i < D / 8; ++i) o[i][0] *= f0, o[i][1] *= f0, o[i][2] *= f1, o[i][3] *= f1;
+      u32 a0 = pair(s[0][0], s[0][1]), a1 = pair(s[0][2], s[0][3]);
+      u32 a2 = pair(s[1][0], s[1][1]), a3 = pair(s[1][2], s[1][3]);
+#pragma unroll
+      for (int c = 0; c < V; ++c) {
+        const u32 *v0 = (const u32*)&vf[0][c], *v1 = (const u32*)&vf[1][c];
+        const u32 *v2 = (const u32*)&vf[2][c], *v3 = (const u32*)&vf[3][c];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          u32 half = (j & 1) ? 0x7632 : 0x5410;
+          mma(o[c * 8 + j], a0, a1, a2, a3, permute(v0[j >> 1], v1[j >> 1], half), permute(v2[j >> 1], v3[j >> 1], half));
+        }
+      }
+    }
+    l0 += __shfl_xor_sync(~0u, l0, 1);
+    l0 += __shfl_xor_sync(~0u, l0, 2);
+    l1 += __shfl_xor_sync(~0u, l1, 1);
+    l1 += __shfl_xor_sync(~0u, l1, 2);
+  }
+#pragma unroll
+  for (int c = 0; c < V; ++c)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      int d = 64 * c + 16 * t + j;
+      float *p0 = os + (quarter * PADDED + line0) * STRIDE + d, *p1 = os + (quarter * PADDED + line1) * STRIDE + d;
+      p0[0] = o[c * 8 + j][0], p0[8] = o[c * 8 + j][1];
+      p1[0] = o[c * 8 + j][2], p1[8] = o[c * 8 + j][3];
+    }
+  if (t == 0) {
+    float *p0 = ml + (quarter * PADDED + line0) * 2, *p1 = ml + (quarter * PADDED + line1) * 2;
+    p0[0] = m0, p0[1] = l0;
+    p1[0] = m1, p1[1] = l1;
+  }
+  __syncthreads();
+
+  const int place = blockIdx.z * HEADS + head;
+  float* mine = parts + (size_t)place * SPLITS * LINES * STRIDE;
+  for (int i = tid; i < lines * (D / 4); i += THREADS) {
+    int r = i / (D / 4), d = i % (D / 4) * 4;
+    float m = NOTHING, l = 0.f;
+    float4 a = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) m = fmaxf(m, ml[(k * PADDED + r) * 2]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float f = exp2f(ml[(k * PADDED + r) * 2] - m);
+      float4 v = *(float4*)(os + (k * PADDED + r) * STRIDE + d);
+      l += f * ml[(k * PADDED + r) * 2 + 1];
+      a.x += f * v.x, a.y += f * v.y, a.z += f * v.z, a.w += f * v.w;
+    }
+    float* to = mine + ((size_t)split * LINES + r) * STRIDE;
+    __stcg((float4*)(to + d), a);
+    if (d == 0) __stcg((float2*)(to + D), make_float2(m, l));
+  }
+  __threadfence();
+  __syncthreads();
+  if (tid == 0) last = atomicAdd(arrived + place, 1u) == SPLITS - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (int i = tid; i < lines * (D / 4); i += THREADS) {
+    int r = i / (D / 4), d = i % (D / 4) * 4;
+    float m = NOTHING, l = 0.f;
+    float4 a = make_float4(0, 0, 0, 0);
+    float2 of[SPLITS];
+#pragma unroll
+    for (int k = 0; k < SPLITS; ++k) {
+      of[k] = __ldcg((const float2*)(mine + ((size_t)k * LINES + r) * STRIDE + D));
+      m = fmaxf(m, of[k].x);
+    }
+#pragma unroll
+    for (int k = 0; k < SPLITS; ++k) {
+      float f = exp2f(of[k].x - m);
+      float4 v = __ldcg((const float4*)(mine + ((size_t)k * LINES + r) * STRIDE + d));
+      l += f * of[k].y;
+      a.x += f * v.x, a.y += f * v.y, a.z += f * v.z, a.w += f * v.w;
+    }
+    float inverse = 1.f / l;
+    size_t line = (size_t)(g.line + r / PER_HEAD) * QUERIES + (head * PER_HEAD + r % PER_HEAD) * D;
+    *(uint2*)(out + line + d) = make_uint2(pair(a.x * inverse, a.y * inverse), pair(a.z * inverse, a.w * inverse));
+  }
+  if (tid == 0) arrived[place] = 0;
+}
+
+}  // namespace arriero

@@ -1,0 +1,68 @@
+"""Packed matrices decoded to bfloat16, for products of many rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+
+from arriero.kernels.cuda.product import FEW, Operand
+from arriero.kernels.cuda.source import Kernel
+
+THREADS = 256
+WORDS = 4
+"""Words of 32 bits that one thread decodes."""
+LARGEST = 1 << 31
+"""Words of a matrix: the kernel counts them in 32 bits."""
+
+
+def takes(x: mx.array, matrix: Operand | None) -> bool:
+    """Whether a product of these rows is better made of the decoded matrix."""
+    return (
+        matrix is not None
+        and matrix.experts == 0
+        and x.dtype == mx.bfloat16
+        and x.shape[-1] == matrix.columns
+        and x.size // matrix.columns > FEW
+        and matrix.w.size % (THREADS * WORDS) == 0
+        and matrix.w.size < LARGEST
+    )
+
+
+@cache
+def kernel(affine: bool, undo: str) -> Kernel:
+    """The kernel for formats with or without biases."""
+    return Kernel(
+        name="dequantize",
+        inputs=("w", "scales", *(("biases",) if affine else ())),
+        outputs=("out",),
+        headers=("numbers", "formats"),
+        body="dequantize_body",
+        threads=THREADS,
+        defines=(("BIASES", "biases" if affine else "nullptr"), ("UNDO", undo)),
+    )
+
+
+def dequantize(matrix: Operand) -> mx.array:
+    """`[rows, columns]` in bfloat16, without factors: exact but for affine formats, which are rounded once."""
+    made = kernel(matrix.format.affine, matrix.format.undo)(
+        [matrix.w, matrix.scales, *([] if matrix.biases is None else [matrix.biases])],
+        {"MODE": matrix.format.code, "GROUP": matrix.format.group, "K_": matrix.columns, "WORDS": WORDS},
+        blocks=(matrix.w.size // (THREADS * WORDS), 1, 1),
+        shapes=[(matrix.rows, matrix.columns)],
+        dtypes=[mx.bfloat16],
+    )
+    return made[0]
+
+
+def multiply(x: mx.array, matrix: Operand) -> mx.array:
+    """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16."""
+    y = x @ dequantize(matrix).T
+    if matrix.factors is not None:
+        y = _scaled(y, matrix.factors)
+    return y if matrix.bias is None else y + matrix.bias
+
+
+@mx.compile
+def _scaled(y: mx.array, factors: mx.array) -> mx.array:
+    return (y.astype(mx.float32) * factors).astype(y.dtype)

@@ -1,0 +1,126 @@
+"""Kernels made of `.cu` files.
+
+MLX keeps compiled modules, in the process and on disk, under a kernel's name and the values of its template alone: a
+name here carries a hash of everything else that decides the code, and the folder on disk is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+FOLDER = Path(__file__).parent
+
+ARGUMENT_BYTES = 32
+"""The least size of an array that kernels read: MLX keeps smaller ones, of up to 8 bytes, in managed memory, where each
+kernel that reads one waits 13 to 25 µs for it (H200)."""
+
+
+@cache
+def text(name: str) -> str:
+    """The source file `name.cu`."""
+    return (FOLDER / f"{name}.cu").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Everything of a kernel that does not change from call to call.
+
+    `headers` and `body` name files. `defines` stand in front of them; they also say which optional arguments are
+    missing. `threads` is a block's size, and `shared` the bytes of shared memory, which must follow from the template.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    headers: tuple[str, ...]
+    body: str
+    threads: int
+    shared: int = 0
+    defines: tuple[tuple[str, str], ...] = ()
+    resident: int = 1
+    """Blocks that a multiprocessor must hold at once: what bounds a thread's registers."""
+    contiguous: bool = True
+    """Whether inputs that are not contiguous are copied first; what is written in place must not be."""
+
+    @property
+    def header(self) -> str:
+        """What stands in front of the kernel."""
+        fixed = [("THREADS", str(self.threads)), ("RESIDENT", str(self.resident))]
+        lines = [f"#define {name} {value}" for name, value in (*fixed, *self.defines)]
+        return "\n".join([*lines, *(text(name) for name in self.headers)]) + "\n"
+
+    @property
+    def full_name(self) -> str:
+        """The name with a hash of source, header, arguments and shared memory."""
+        digest = hashlib.sha256()
+        for part in (self.header, text(self.body), *self.inputs, "->", *self.outputs, str(self.shared)):
+            digest.update(part.encode())
+            digest.update(b"\0")
+        return f"arriero_{self.name}_{digest.hexdigest()[:16]}"
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        template: Mapping[str, int | bool],
+        *,
+        blocks: tuple[int, int, int],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[mx.Dtype],
+    ) -> list[mx.array]:
+        """Lazy outputs of `shapes` and `dtypes`."""
+        across, down, deep = blocks
+        made: list[mx.array] = _built(self)(
+            inputs=list(inputs),
+            template=list(template.items()),
+            grid=(across * self.threads, down, deep),
+            threadgroup=(self.threads, 1, 1),
+            output_shapes=list(shapes),
+            output_dtypes=list(dtypes),
+        )
+        return made
+
+
+@cache
+def _built(kernel: Kernel) -> Any:
+    return mx.fast.cuda_kernel(
+        name=kernel.full_name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=text(kernel.body),
+        header=kernel.header,
+        ensure_row_contiguous=kernel.contiguous,
+        shared_memory=kernel.shared,
+    )
+
+
+def own_cache() -> Path:
+    """Have MLX keep compiled kernels in our own folder, `~/.arriero/cuda`, unless the environment names another.
+
+    `ARRIERO_HOME` moves it. Only what is compiled later is kept there.
+    """
+    chosen = os.environ.get("MLX_PTX_CACHE_DIR")
+    if chosen is None:
+        home = Path(os.environ.get("ARRIERO_HOME") or Path.home() / ".arriero")
+        chosen = str(home / "cuda")
+        os.environ["MLX_PTX_CACHE_DIR"] = chosen
+    return Path(chosen)
+
+
+def argument(array: mx.array) -> mx.array:
+    """The same numbers, flat, in the device's own memory: at least `ARGUMENT_BYTES`, zeros behind.
+
+    Arrays made by the host stay in managed memory until an operation of the device has written them.
+    """
+    flat = array.reshape(-1)
+    missing = -(-ARGUMENT_BYTES // flat.dtype.size) - flat.size
+    if missing > 0:
+        return mx.concatenate([flat, mx.zeros((missing,), flat.dtype)])
+    return flat + mx.zeros((1,), flat.dtype)
