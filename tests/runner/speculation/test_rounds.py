@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from arriero.model.contract import Batch, Pick
@@ -15,6 +16,7 @@ from arriero.runner.speculation.controller import EveryRound
 from arriero.runner.speculation.session import FLUSH
 from arriero.runner.speculation.speculator import Speculator
 from arriero.runner.speculation.stats import Tally
+from tests.helpers.draft_cases import KINDS, pair, prompt_for
 from tests.helpers.drafts import target_of
 from tests.helpers.engine_runs import GREEDY, collect, make_engine, plain_loop, run, submit
 from tests.helpers.markov import MarkovDraft, MarkovModel
@@ -51,6 +53,43 @@ def test_a_round_is_one_forward_of_the_target_and_one_wait(model, wanted, monkey
         assert engine.counts().draft_rounds == rounds + 1
         assert model.forwards == forwards + 1
         assert len(waits) == waited + 1
+
+
+ASKING = SamplingOptions(temperature=0.7, seed=3, repeat_penalty=1.2, logprobs=True, top_logprobs=2)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingOptions(temperature=1.0), ASKING], ids=["best", "ratio", "same"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_host_reads_nothing_of_a_round_before_it_waits_once(name, sampling, monkeypatch) -> None:
+    """R-60. Reading an array that is not computed yet is a wait that nobody sees.
+
+    But where hashed n-grams are rows of a table on the host: the guesses are waited for then, too.
+    """
+    target, draft = pair(name)
+    engine = speculating(target, draft=draft, widths=(3,))
+    engine.submit(submit("a", prompt_for(name), 60, sampling=sampling))
+    for _ in range(5):
+        engine.step()
+    seen: list[str] = []
+    evaluate, read = mx.eval, np.array
+
+    def reading(source: Any, *more: Any, **named: Any) -> Any:
+        if isinstance(source, mx.array):
+            seen.append("read")
+        return read(source, *more, **named)
+
+    monkeypatch.setattr(mx, "eval", lambda *arrays: seen.append("wait") or evaluate(*arrays))
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: seen.append("wait"))
+    monkeypatch.setattr(np, "array", reading)
+    for _ in range(4):
+        seen.clear()
+        rounds = engine.counts().draft_rounds
+        engine.step()
+        assert engine.counts().draft_rounds == rounds + 1
+        first = "read" if name == "mtp_qwen4_exp" else "wait"
+        assert seen[0] == first
+        if first == "wait":
+            assert seen.count("wait") == 1
 
 
 def test_rejecting_drafts_of_keys_and_values_keeps_the_buffers(model, wanted) -> None:
