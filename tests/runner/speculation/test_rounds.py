@@ -59,11 +59,11 @@ ASKING = SamplingOptions(temperature=0.7, seed=3, repeat_penalty=1.2, logprobs=T
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingOptions(temperature=1.0), ASKING], ids=["best", "ratio", "same"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "mtp_qwen4_exp"])
 def test_the_host_reads_nothing_of_a_round_before_it_waits_once(name, sampling, monkeypatch) -> None:
     """R-60. Reading an array that is not computed yet is a wait that nobody sees.
 
-    But where hashed n-grams are rows of a table on the host: the guesses are waited for then, too.
+    All but Flash Next's, whose hashed n-grams are rows of a table on the host: the guesses are waited for there.
     """
     target, draft = pair(name)
     engine = speculating(target, draft=draft, widths=(3,))
@@ -86,10 +86,8 @@ def test_the_host_reads_nothing_of_a_round_before_it_waits_once(name, sampling, 
         rounds = engine.counts().draft_rounds
         engine.step()
         assert engine.counts().draft_rounds == rounds + 1
-        first = "read" if name == "mtp_qwen4_exp" else "wait"
-        assert seen[0] == first
-        if first == "wait":
-            assert seen.count("wait") == 1
+        assert seen[0] == "wait"
+        assert seen.count("wait") == 1
 
 
 def test_rejecting_drafts_of_keys_and_values_keeps_the_buffers(model, wanted) -> None:
