@@ -20,7 +20,7 @@ import numpy as np
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf_types import BY_ID, BlockType
-from arriero.formats.mapped import REPAIR, map_file
+from arriero.formats.mapped import REPAIR, SHOWN, map_file
 
 MAX_ELEMENTS = 1 << 24
 """Elements of arrays that one header may hold; the largest real vocabularies have some hundred thousand."""
@@ -143,7 +143,7 @@ class GGUFFile:
         base = -(-header_end // self.alignment) * self.alignment
         tensors: dict[str, GGUFTensor] = {}
         for entry in entries:
-            where = f"{self.path}: tensor {entry.name}"
+            where = f"{self.path}: tensor {entry.name:.{SHOWN}}"
             if entry.name in tensors:
                 raise CheckpointError(f"{where} is listed twice")
             if entry.type not in BY_ID:
@@ -169,7 +169,7 @@ class GGUFFile:
         ordered = sorted(tensors.values(), key=lambda t: (t.start, t.end))
         for before, after in itertools.pairwise(ordered):
             if after.start < before.end:
-                raise CheckpointError(f"{self.path}: tensors {before.name} and {after.name} overlap")
+                raise CheckpointError(f"{self.path}: tensors {before.name:.{SHOWN}} and {after.name:.{SHOWN}} overlap")
         return tensors
 
 
@@ -191,7 +191,7 @@ def open_shards(paths: Sequence[str | Path]) -> list[GGUFFile]:
             raise CheckpointError(f"{file.path}: is part {number!r:.20} of its model, given as part {index}")
         twice = seen & file.tensors.keys()
         if twice:
-            raise CheckpointError(f"{file.path}: tensor {sorted(twice)[0]} is in an earlier part too")
+            raise CheckpointError(f"{file.path}: tensor {sorted(twice)[0]:.{SHOWN}} is in an earlier part too")
         seen |= file.tensors.keys()
     return files
 
@@ -268,14 +268,14 @@ class _Reader:
         if kind in SCALARS:
             self.elements += count
             if count * SCALARS[kind].itemsize > self.size - self.position or self.elements > MAX_ELEMENTS:
-                raise self.fail(f"{key}: {count} values")
+                raise self.fail(f"{key:.{SHOWN}}: {count} values")
             self.position += count * SCALARS[kind].itemsize
             return
         if kind not in (STRING, ARRAY) or depth > 3:
-            raise self.fail(f"{key}: the unknown value type {kind}")
+            raise self.fail(f"{key:.{SHOWN}}: the unknown value type {kind}")
         self.elements += count
         if count * 8 > self.size - self.position or self.elements > MAX_ELEMENTS:
-            raise self.fail(f"{key}: {count} elements")
+            raise self.fail(f"{key:.{SHOWN}}: {count} elements")
         if kind == ARRAY:
             for _ in range(count):
                 self._skip(self.u32(), self.u64(), key, depth + 1)
@@ -283,10 +283,10 @@ class _Reader:
         position, size, data, unpack = self.position, self.size, self.data, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if position + 8 > size:
-                raise self.fail(f"{key}: the header ends early")
+                raise self.fail(f"{key:.{SHOWN}}: the header ends early")
             position += 8 + unpack(data, position)[0]
         if position > size:
-            raise self.fail(f"{key}: a string passes the end of the file")
+            raise self.fail(f"{key:.{SHOWN}}: a string passes the end of the file")
         self.position = position
 
     def decode(self, kind: int, count: int | None) -> Any:
@@ -332,7 +332,7 @@ def _values(reader: _Reader, count: int) -> dict[str, _Value]:
     for _ in range(count):
         key = reader.string(MAX_KEY)
         if key in values:
-            raise CheckpointError(f"{reader.path}: the key {key} is there twice")
+            raise CheckpointError(f"{reader.path}: the key {key:.{SHOWN}} is there twice")
         values[key] = reader.value(key)
     return values
 
@@ -343,9 +343,9 @@ def _entries(reader: _Reader, count: int) -> list[_Entry]:
         name = reader.string(MAX_KEY)
         rank = reader.u32()
         if rank > 4:
-            raise reader.fail(f"tensor {name} has {rank} dimensions (4 at most)")
+            raise reader.fail(f"tensor {name:.{SHOWN}} has {rank} dimensions (4 at most)")
         dimensions = tuple(reader.u64() for _ in range(rank))
         if any(d == 0 or d >= 1 << 48 for d in dimensions):
-            raise reader.fail(f"tensor {name} has the impossible shape {dimensions}")
+            raise reader.fail(f"tensor {name:.{SHOWN}} has the impossible shape {dimensions}")
         entries.append(_Entry(name, dimensions, reader.u32(), reader.u64()))
     return entries

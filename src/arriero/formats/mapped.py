@@ -13,6 +13,8 @@ import numpy as np
 from arriero.errors import CheckpointError
 
 REPAIR = "pull the model again or create it again"
+SHOWN = 200
+"""Characters of a name that messages show: a damaged file may have names of any length."""
 
 
 def map_file(path: str | Path) -> np.ndarray:

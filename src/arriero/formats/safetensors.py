@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from arriero.errors import CheckpointError
-from arriero.formats.mapped import REPAIR, map_file
+from arriero.formats.mapped import REPAIR, SHOWN, map_file
 
 MAX_HEADER = 100_000_000
 MAX_DIMENSIONS = 32
@@ -160,7 +160,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"duplicate name {name!r}")
+        raise ValueError(f"duplicate name {name!r:.{SHOWN}}")
     return found
 
 
@@ -178,7 +178,9 @@ def _spans(path: Path, header: dict[str, Any], data_start: int, size: int) -> di
     for span in sorted(spans.values(), key=lambda s: (s.start, s.end)):
         if span.start != position:
             what = "overlaps its neighbour" if span.start < position else "leaves a hole before it"
-            raise CheckpointError(f"{path}: tensor {span.name} {what} (starts at {span.start}, expected {position})")
+            raise CheckpointError(
+                f"{path}: tensor {span.name:.{SHOWN}} {what} (starts at {span.start}, expected {position})"
+            )
         position = span.end
     if position != size:
         raise CheckpointError(f"{path}: {size - position} bytes after the last tensor belong to none; {REPAIR}")
@@ -190,12 +192,12 @@ def _is_count(value: Any) -> bool:
 
 
 def _span(path: Path, name: str, entry: Any, data_start: int, size: int) -> TensorSpan:
-    where = f"{path}: tensor {name}"
+    where = f"{path}: tensor {name:.{SHOWN}}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(f"{where} lacks one of dtype, shape, data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise CheckpointError(f"{where} has the unknown element type {dtype!r}; known are {', '.join(BITS)}")
+        raise CheckpointError(f"{where} has the unknown element type {dtype!r:.40}; known are {', '.join(BITS)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
         raise CheckpointError(f"{where} has an invalid shape {shape!r:.80}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from arriero.errors import CheckpointError
-from arriero.formats.mapped import REPAIR
+from arriero.formats.mapped import REPAIR, SHOWN
 from arriero.formats.safetensors import SafetensorsFile
 
 INDEX = "model.safetensors.index.json"
@@ -42,7 +42,9 @@ def _plain(folder: Path) -> dict[str, SafetensorsFile]:
         file = SafetensorsFile(folder / name)
         for tensor in file.tensors:
             if tensor in tensors:
-                raise CheckpointError(f"{folder}: tensor {tensor} is in both {tensors[tensor].path.name} and {name}")
+                raise CheckpointError(
+                    f"{folder}: tensor {tensor:.{SHOWN}} is in both {tensors[tensor].path.name} and {name}"
+                )
             tensors[tensor] = file
     return tensors
 
@@ -58,16 +60,26 @@ def _indexed(folder: Path) -> dict[str, SafetensorsFile]:
     files: dict[str, SafetensorsFile] = {}
     for shard in sorted(set(weight_map.values())):
         if not shard.endswith(".safetensors") or "/" in shard or "\\" in shard or "\0" in shard:
-            raise CheckpointError(f"{index}: {shard!r} is not a bare file name ending .safetensors")
-        if not (folder / shard).exists():
-            raise CheckpointError(f"{folder}: shard {shard} named by {INDEX} is missing; {REPAIR}")
+            raise CheckpointError(f"{index}: {shard!r:.{SHOWN}} is not a bare file name ending .safetensors")
+        if not _there(folder / shard):
+            raise CheckpointError(f"{folder}: shard {shard:.{SHOWN}} named by {INDEX} is missing; {REPAIR}")
         files[shard] = SafetensorsFile(folder / shard)
     tensors: dict[str, SafetensorsFile] = {}
     for name, shard in weight_map.items():
         if name not in files[shard].tensors:
-            raise CheckpointError(f"{folder}: tensor {name} should be in {shard} by {INDEX} but is not; {REPAIR}")
+            raise CheckpointError(
+                f"{folder}: tensor {name:.{SHOWN}} should be in {shard:.{SHOWN}} by {INDEX} but is not; {REPAIR}"
+            )
         tensors[name] = files[shard]
     extra = [name for file in files.values() for name in file.tensors if name not in weight_map]
     if extra:
         logger.warning("%s: %d tensors are not in %s and stay unused: %s", folder, len(extra), INDEX, extra[:5])
     return tensors
+
+
+def _there(path: Path) -> bool:
+    """Whether there is a file; a name that no file can have (too long, half a character) is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
