@@ -8,12 +8,6 @@ from __future__ import annotations
 import msgspec
 
 
-class GGUFSource(msgspec.Struct, frozen=True, tag="gguf"):
-    """One GGUF file (or its shards in order)."""
-
-    paths: tuple[str, ...]
-
-
 class FolderSource(msgspec.Struct, frozen=True, tag="folder"):
     """A Hugging Face or MLX folder: `config.json`, `tokenizer.json`, `*.safetensors`."""
 
@@ -27,6 +21,14 @@ class LayersSource(msgspec.Struct, frozen=True, tag="layers"):
     """Layer name (a tensor's, or an expert group's) → path of a small safetensors file."""
     files: dict[str, str]
     """`config.json`, `tokenizer.json`, `chat_template.jinja`, … → path."""
+
+
+class GGUFSource(msgspec.Struct, frozen=True, tag="gguf"):
+    """One GGUF file (or its shards in order)."""
+
+    paths: tuple[str, ...]
+    draft: LayersSource | None = None
+    """The draft that is stored beside it: tensors `draft.…`, files `draft/…`."""
 
 
 ModelSource = GGUFSource | FolderSource | LayersSource

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import ml_dtypes
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.create import accept, check
+from arriero.create import accept
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
 from arriero.errors import CheckpointError, LoadError
 from arriero.formats.safetensors import SafetensorsFile, write
-from arriero.source import LayersSource
 from arriero.store.store import Store
+from tests.create.conftest import Judged
 from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.drafts import GOLDENS as HEADS
 from tests.helpers.drafts import TARGETS
 from tests.helpers.golden_store import small_tokenizer
 from tests.helpers.layouts import LAYOUTS
-
-Judged = Callable[..., None]
-
-
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Judged:
-    """The check in this process, with zeros in the place of everything but a few numbers; keeps the verdict."""
-    monkeypatch.setattr(accept, "REAL_BYTES", 2000)
-    monkeypatch.setattr(check, "REAL_BYTES", 2000)
-    device = mx.default_device()
-    verdicts: list[accept.Verdict] = []
-
-    def ask(source: LayersSource) -> accept.Verdict:
-        verdicts.append(accept.judge(source))
-        mx.set_default_device(device)
-        return verdicts[-1]
-
-    found = partial(check.check_plan, ask=ask)
-    found.verdicts = verdicts  # type: ignore[attr-defined]
-    return found
 
 
 def make(tmp_path: Path, folder: Path, judged: Judged, kind: str = "") -> accept.Verdict:

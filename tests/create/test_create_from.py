@@ -17,6 +17,7 @@ from arriero.errors import (
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.gguf_files import write_tiny_llama_gguf
+from tests.helpers.unchecked import unchecked
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def store(tmp_path):
         messages=[{"role": "user", "content": "hi"}],
         requires="v0.19.0",
     )
-    create(store, request, lambda status: None)
+    create(store, request, lambda status: None, check=unchecked)
     return store
 
 
@@ -135,7 +136,7 @@ def test_the_old_modelfile_field_is_folded_in_under_the_others(store):
         ("FROM ./model.gguf", "upload them"),
         ("FROM /etc/passwd", "upload them"),
         ("FROM a\nFROM b", "several FROM"),
-        ("FROM base\nADAPTER x", "ADAPTER"),
+        ("FROM base\nADAPTER x", "upload it and name it in 'adapters'"),
         ("FROM base\nPARAMETER nope 1", r"\(line 2, column 1\): unknown parameter 'nope'"),
         ("FROM base\nPARAMETER top_k many", r"\(line 2, column 1\): invalid int value \[many\]"),
     ],
@@ -179,11 +180,11 @@ DIGEST = "sha256:" + "0" * 64
         ({"from_": "", "files": {"/a.gguf": DIGEST}}, InvalidRequest, "^file path must be relative"),
         ({"from_": "", "files": {"C:\\a.gguf": DIGEST}}, InvalidRequest, "^file path must be relative"),
         ({"from_": "", "files": {"a.gguf": "sha256:0"}}, InvalidRequest, "^invalid digest format"),
-        ({"adapters": {"a": DIGEST}}, UnsupportedFeature, "'adapters'"),
-        ({"draft_files": {"a": DIGEST}}, UnsupportedFeature, "'draft_files'"),
+        ({"adapters": {"a": DIGEST}}, InvalidRequest, "'a' is blob .* not been uploaded"),
+        ({"draft_files": {"a": DIGEST}}, InvalidRequest, "'a' is blob .* not been uploaded"),
         ({"quantize": "int5"}, InvalidRequest, "quantisation 'int5' is not known; it can be nvfp4, .*"),
         ({"quantization": "q5_K_M"}, InvalidRequest, "'q5_K_M' is not known"),
-        ({"draft_quantize": "int4"}, UnsupportedFeature, "'draft_quantize'"),
+        ({"draft_quantize": "int4"}, InvalidRequest, "--draft-quantize requires a DRAFT model"),
         ({"remote_host": "http://x"}, UnsupportedFeature, "'remote_host'"),
         ({"path": "/etc"}, InvalidRequest, "'path' is not accepted"),
         ({"parameters": {"nope": 1}}, InvalidRequest, "unknown option 'nope'"),

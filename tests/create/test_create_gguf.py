@@ -43,6 +43,7 @@ def test_a_gguf_file_is_stored_as_it_is_with_the_usual_statuses(store, tmp_path)
     assert [status["status"] for status in seen] == [
         "parsing GGUF",
         f"using existing layer {digest}",
+        "checking that the model can be loaded",
         f"creating new layer {model.manifest.config.digest}",
         "writing manifest",
         "success",
@@ -121,3 +122,20 @@ def test_a_mixture_of_kinds_is_refused(store, tmp_path):
     folder = write_folder(tmp_path / "m")
     tiny(folder)
     refused(store, folder, InvalidRequest, r"mixes GGUF \(tiny.gguf\) with other files")
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q5_1", "MXFP4"])
+def test_a_file_is_accepted_by_its_headers_alone(store, tmp_path, judged, kind):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    write_tiny_llama_gguf(folder / "tiny.gguf", kind, hidden=256, intermediate=256)
+    model = create(store, CreateRequest(model="m", files=upload(store, folder)), lambda status: None, check=judged)
+    assert model.format == "gguf"
+
+
+def test_a_file_that_lacks_a_layer_is_refused_by_the_tensors_name(store, tmp_path, judged):
+    folder = tiny(tmp_path / "g", llama__block_count=3)
+    files = upload(store, folder)
+    with pytest.raises(CheckpointError, match=r"the model would not load.*tensor model\.layers\.2\.\S+ is missing"):
+        create(store, CreateRequest(model="m", files=files), lambda status: None, check=judged)
+    assert store.list() == []

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from arriero.create.gather import gather
-from arriero.errors import CheckpointError, InvalidRequest, ModelfileError, UnsupportedArchitecture, UnsupportedFeature
+from arriero.errors import CheckpointError, InvalidRequest, ModelfileError, UnsupportedArchitecture
 from arriero.modelfile import parse
 from tests.helpers.checkpoint_folder import blob_name, tensors, write_folder
 from tests.helpers.gguf_files import write_tiny_llama_gguf
@@ -165,8 +165,12 @@ def test_parts_of_a_gguf_model_in_a_cache_of_hashes_are_found_by_their_links(tmp
             lambda p: [write_tiny_llama_gguf(p / f"{n}.gguf") for n in "ab"],
             "FROM .", Bad, r"several GGUF models \(a.gguf, b.gguf\); FROM one",
         ),
-        (lambda p: write_folder(p), "FROM .\nADAPTER a", UnsupportedFeature, r"^ADAPTER is not supported yet"),
-        (lambda p: write_folder(p), "FROM .\nDRAFT d", UnsupportedFeature, r"^DRAFT is not supported yet"),
+        (lambda p: write_folder(p), "FROM .\nADAPTER a", Bad, r"^ADAPTER a: there is no file or folder at"),
+        (lambda p: write_folder(p), "FROM .\nADAPTER .\nADAPTER .", Bad, r"only one adapter is currently supported"),
+        (lambda p: write_folder(p), "FROM .\nADAPTER .", Bad, r"^an adapter is adapter_config.json and one of"),
+        (lambda p: write_folder(p), "FROM .\nDRAFT .", UnsupportedArchitecture, r"^draft model LlamaForCausalLM"),
+        (lambda p: write_folder(p), "FROM .\nDRAFT d\nDRAFT e", Bad, r"^DRAFT d and DRAFT e: a model has one draft"),
+        (lambda p: write_folder(p), "FROM .\nDRAFT ./d", Bad, r"^DRAFT ./d: there is no file or folder at"),
         (lambda p: write_folder(p), "FROM .\nFROM base", Bad, r"must be the only FROM"),
         (lambda p: None, "FROM a\nFROM b", Bad, r"must be the only FROM"),
         (lambda p: None, "FROM a\nPARAMETER top_kk 1", ModelfileError, r"^\(line 2, column 1\): unknown parameter"),

@@ -12,8 +12,9 @@ from arriero.create.create import create
 from arriero.create.request import CreateRequest
 from arriero.errors import StoreError
 from arriero.modelfile import parse
-from arriero.store.describe import details_of, human_count, model_info, modelfile_of, parameters_of, tensors
+from arriero.store.describe import details_of, human_count, model_info, modelfile_of, parameters_of
 from arriero.store.store import Store
+from arriero.store.tensors import StoredTensor, TensorGroup, tensor_groups, tensors
 from tests.helpers.checkpoint_folder import packed, upload, write_folder
 from tests.helpers.checkpoint_folder import tensors as plain
 from tests.helpers.gguf_files import write_tiny_llama_gguf
@@ -113,11 +114,11 @@ def test_gguf_facts_leave_long_arrays_out_unless_asked(store, tmp_path):
     assert info["general.architecture"] == "llama"
     assert info["llama.block_count"] == 2
     assert info["tokenizer.ggml.tokens"] == []
-    assert info["general.parameter_count"] == sum(int(np.prod(t["shape"])) for t in tensors(model))
+    assert info["general.parameter_count"] == sum(int(np.prod(t.shape)) for t in tensors(model))
     assert not {"general.name", "tokenizer.chat_template"} & info.keys()
     assert len(model_info(model, verbose=True)["tokenizer.ggml.tokens"]) == 268
-    by_name = {tensor["name"]: tensor for tensor in tensors(model)}
-    assert by_name["blk.0.attn_k.weight"] == {"name": "blk.0.attn_k.weight", "type": "Q8_0", "shape": [64, 32]}
+    by_name = {tensor.name: tensor for tensor in tensors(model)}
+    assert by_name["blk.0.attn_k.weight"] == StoredTensor("blk.0.attn_k.weight", "Q8_0", [64, 32], 64 * 34)
 
 
 def test_safetensors_facts_use_the_architectures_name(store, tmp_path):
@@ -133,11 +134,11 @@ def test_packed_tensors_are_shown_with_their_logical_shape(store, tmp_path):
     values = {name: value for name, value in plain().items() if "down" not in name}
     config = {"quantization": {"group_size": 64, "bits": 4}}
     model = make(store, write_folder(tmp_path / "s", {"model.safetensors": packed(values, 4, 64)}, config=config))
-    shown = {tensor["name"]: tensor for tensor in tensors(model)}
+    shown = {tensor.name: tensor for tensor in tensors(model)}
     assert set(shown) == set(values)
-    assert shown["model.layers.0.mlp.up_proj.weight"] == {
-        "name": "model.layers.0.mlp.up_proj.weight", "type": "int4", "shape": [96, 64],
-    }  # fmt: skip
+    # 4 bits a number, and two float16 for each group of 64.
+    up = "model.layers.0.mlp.up_proj.weight"
+    assert shown[up] == StoredTensor(up, "int4", [96, 64], 96 * 64 // 2 + 96 * 4)
     assert model_info(model)["general.parameter_count"] == sum(value.size for value in values.values())
 
 
@@ -174,13 +175,31 @@ def test_an_import_of_another_program_is_described_from_its_files(store):
     assert model.details.families == ["qwen3"]
 
 
-def test_the_tensors_of_a_draft_model_are_listed_but_not_counted(store):
+def test_tensors_of_one_kind_and_type_are_one_group(store, tmp_path):
+    values = {name: value for name, value in plain().items() if "down" not in name}
+    config = {"quantization": {"group_size": 64, "bits": 4}}
+    model = make(store, write_folder(tmp_path / "s", {"model.safetensors": packed(values, 4, 64)}, config=config))
+    listed = tensors(model)
+    groups = {group.name: group for group in tensor_groups(listed)}
+    assert groups["model.layers.*.mlp.up_proj.weight"] == TensorGroup(
+        "model.layers.*.mlp.up_proj.weight", "int4", 1, 96 * 64, 96 * 64 // 2 + 96 * 4
+    )
+    assert sum(group.count for group in groups.values()) == len(listed)
+    assert sum(group.nbytes for group in groups.values()) == sum(tensor.nbytes for tensor in listed)
+    more = [
+        StoredTensor(f"model.layers.{n}.x.weight", kind, [2], 4) for n, kind in ((1, "F16"), (2, "F16"), (3, "F32"))
+    ]
+    assert [(group.type, group.count) for group in tensor_groups(more)] == [("F16", 2), ("F32", 1)]
+
+
+def test_the_tensors_of_a_draft_model_are_no_tensors_of_the_model(store):
     named = {
         name: ("tensor", save({name: np.zeros((4, width), np.float32)}))
         for name, width in (("model.w", 2), ("draft.model.w", 100))
     }
     model = put_model(store, "d", {}, named=named, config={"model_format": "safetensors", "model_type": ""})
-    assert [entry["name"] for entry in tensors(model)] == ["draft.model.w", "model.w"]
+    assert [entry.name for entry in tensors(model)] == ["model.w"]
+    assert [entry.name for entry in tensors(model, draft=True)] == ["draft.model.w"]
     assert model_info(model)["general.parameter_count"] == 8
     assert details_of(model).parameter_size == "8"
 
@@ -194,5 +213,5 @@ def test_odd_files_are_described_without_a_crash(store):
     }
     model = put_model(store, "odd", {}, named=named, config={"model_format": "safetensors"})
     assert model.chat_template is None
-    assert tensors(model) == [{"name": "w", "type": "U32", "shape": []}]
+    assert tensors(model) == [StoredTensor("w", "U32", [], 4)]
     assert model_info(model)["general.parameter_count"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,14 +17,15 @@ from arriero.create.plan import BlobPlan, Plan
 from arriero.create.write import header_of
 from arriero.errors import CheckpointError, LoadError
 from arriero.formats.mapped import REPAIR
-from arriero.source import LayersSource
+from arriero.source import GGUFSource, LayersSource, ModelSource
 
 log = logging.getLogger(__name__)
+_LABEL = re.compile(r"the stored (?:model|draft) of \S+: ")
 LONGEST = 900.0
 """Seconds that building may take; a hundred thousand tensors take about a minute."""
 
 
-def ask_process(source: LayersSource) -> Verdict:
+def ask_process(source: ModelSource) -> Verdict:
     """What `accept.py` says in a process of its own; raises LoadError when that fails."""
     try:
         done = subprocess.run(
@@ -43,21 +45,21 @@ def ask_process(source: LayersSource) -> Verdict:
 
 
 def check_plan(
-    plan: Plan, documents: Mapping[str, Path], *, ask: Callable[[LayersSource], Verdict] = ask_process
+    plan: Plan, documents: Mapping[str, Path], *, ask: Callable[[ModelSource], Verdict] = ask_process
 ) -> None:
     """Raise CheckpointError with the sentence of a load for a model that would not load, naming the tensor.
 
     The files that are shown have the headers that will be written, and holes in the place of large tensors.
     """
     with tempfile.TemporaryDirectory(prefix="arriero-check-") as folder:
-        source = LayersSource(
-            tensors={blob.name: str(_hollow(Path(folder) / str(n), blob)) for n, blob in enumerate(plan.blobs)},
+        written = {blob.name: str(_hollow(Path(folder) / str(n), blob)) for n, blob in enumerate(plan.blobs)}
+        layers = LayersSource(
+            tensors={name: str(path) for name, path in plan.kept.items()} | written,
             files={name: str(path) for name, path in documents.items()},
         )
-        verdict = ask(source)
+        verdict = ask(GGUFSource(tuple(map(str, plan.gguf)), layers) if plan.gguf else layers)
     if verdict.error:
-        label = f"the stored model of {documents['config.json']}: "
-        text = verdict.error.replace(label, "").replace(f"{folder}/", "layer ").replace(f"; {REPAIR}", "")
+        text = _LABEL.sub("", verdict.error).replace(f"{folder}/", "layer ").replace(f"; {REPAIR}", "")
         raise CheckpointError(f"the model would not load, so it is not created: {text}; convert or download it again")
     if verdict.unused:
         some = ", ".join(verdict.unused[:8])

@@ -11,10 +11,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from arriero.create.gptq import take_gptq
 from arriero.create.inventory import Inventory
+from arriero.create.layout import layout_of
 from arriero.create.made import Made, Piece
 from arriero.create.precisions import PACKED
 from arriero.create.recode import Recoding
@@ -22,7 +24,7 @@ from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.formats.blockfp8 import scale_fits
 from arriero.formats.safetensors import BITS
 from arriero.model.companions import Bundle, Part, bundle
-from arriero.model.packing import affine_layout, configured, float_layout
+from arriero.model.packing import configured, float_layout
 from arriero.model.quantization import Quantization
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,10 @@ class Plan:
     """All tensor layers, in the order of their names."""
 
     blobs: list[BlobPlan]
+    kept: Mapping[str, Path] = field(default_factory=dict)
+    """Layers of tensors that are in the store already, by name."""
+    gguf: tuple[Path, ...] = ()
+    """The files of a GGUF model that the layers are beside."""
 
     @property
     def parameters(self) -> int:
@@ -153,7 +159,7 @@ def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
         elif found.scales is None:
             elements = math.prod(found.data.span.shape)
             blobs.append(BlobPlan(found.name, {found.name: found.data}, _origin([found.data]), elements))
-        elif found.scales.span.name.endswith(".scales"):
+        elif found.scales.span.name.endswith((".scales", f"{found.name}.scale")):
             blobs.append(_packed(found, hints))
         else:
             blobs.extend(_kept_apart(found))
@@ -194,30 +200,22 @@ def _labels(kind: str) -> dict[str, str]:
 
 
 def _packed(found: Bundle, hints: Mapping[str, Quantization]) -> BlobPlan:
-    """A tensor of an MLX conversion: `X.scales` and `X.biases` become `X.weight.scale` and `X.weight.bias`."""
+    """A tensor of an MLX conversion, whose `X.scales` and `X.biases` become `X.weight.scale` and `X.weight.bias`, or
+    one of another stored model, whose companions are called that already.
+    """
     assert found.scales is not None
-    if found.global_scale is not None:
+    if found.global_kind == "largest" and found.global_scale is not None:
         raise UnsupportedFeature(f"tensor {found.name} has a global scale in MLX's form, which is not imported yet")
-    data, scales, where = found.data.span, found.scales.span, f"tensor {found.name}"
-    words, groups = data.shape[-1] if data.shape else 0, scales.shape[-1] if scales.shape else 0
-    if data.shape[:-1] != scales.shape[:-1]:
-        raise CheckpointError(
-            f"{where} of packed shape {list(data.shape)} and its scales {list(scales.shape)} do not belong together; "
-            "convert the model again"
-        )
+    how = layout_of(found, hints)
+    if found.biases is not None and how.mode != "affine":
+        raise CheckpointError(f"tensor {found.name} has 8-bit scales and zero points: none of nvfp4, mxfp4, mxfp8")
     parts = {found.name: found.data, f"{found.name}.scale": found.scales}
-    if scales.dtype == "U8":
-        how = float_layout(where, words, groups)
-        if found.biases is not None:
-            raise CheckpointError(f"{where} has 8-bit scales and zero points: none of nvfp4, mxfp4, mxfp8")
-    else:
-        if found.biases is None or found.biases.span.shape != scales.shape:
-            raise CheckpointError(f"{where} has affine scales but no zero points (biases) of their shape")
+    if found.biases is not None:
         parts[f"{found.name}.bias"] = found.biases
-        declared = [hints[path] for path in (found.name.removesuffix(".weight"), "") if path in hints]
-        how = affine_layout(where, words, groups, declared)
+    if found.global_scale is not None:
+        parts[f"{found.name}.global_scale"] = found.global_scale
     metadata = {"quant_type": how.name, "group_size": str(how.group_size)} | _origin(parts.values())
-    return BlobPlan(found.name, parts, metadata, math.prod(data.shape) * 32 // how.bits, how.name)
+    return BlobPlan(found.name, parts, metadata, math.prod(found.data.span.shape) * 32 // how.bits, how.name)
 
 
 def _kept_apart(found: Bundle) -> list[BlobPlan]:

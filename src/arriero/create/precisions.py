@@ -14,6 +14,8 @@ PACKED: dict[str, Quantization] = {
 }
 DENSE = {"bf16": "BF16", "f16": "F16"}
 """Plain numbers: our name → safetensors' type."""
+PLAIN = DENSE | {"f32": "F32"}
+"""And with what nobody asks for, but a tensor may be."""
 ALIASES = {
     "fp4": "int4", "q4": "int4", "fp8": "int8", "q8": "int8",
     "bfloat16": "bf16", "float16": "f16", "fp16": "f16",

@@ -18,7 +18,7 @@ import numpy as np
 
 from arriero.create.made import Piece, Sink, Told
 from arriero.create.numbers import Numbers
-from arriero.create.precisions import DENSE, PACKED
+from arriero.create.precisions import PACKED
 from arriero.errors import CheckpointError
 from arriero.formats import affine, mxfp, nvfp4
 
@@ -131,26 +131,27 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Plain:
-    """A tensor as bfloat16 or float16, rounded to nearest, ties to even."""
+    """A tensor as bfloat16 or float16, rounded to nearest, ties to even, or as float32."""
 
     numbers: Numbers
-    kind: str
+    dtype: str
+    """Safetensors' name."""
     source_bytes: int
     lossless: bool = False
 
     @property
     def pieces(self) -> dict[str, Piece]:
         """The one tensor."""
-        return {self.numbers.name: Piece(DENSE[self.kind], self.numbers.shape)}
+        return {self.numbers.name: Piece(self.dtype, self.numbers.shape)}
 
     def write(self, sink: Sink, told: Told) -> float:
         """See `Made.write`; raises CheckpointError for a number beyond the type's largest."""
-        dtype = DENSE[self.kind]
+        dtype = self.dtype
         per_number = self.source_bytes / max(1, math.prod(self.numbers.shape))
 
         def cast(start: int, stop: int) -> tuple[np.ndarray, int, float, float]:
             values = self.numbers.read(start, stop)
-            limit = 65504.0 if dtype == "F16" else 3.3895e38
+            limit = {"F16": 65504.0, "BF16": 3.3895e38}.get(dtype, math.inf)
             if float(np.abs(values).max(initial=0)) > limit:
                 raise CheckpointError(f"tensor {self.numbers.name} holds numbers beyond {limit:.6g}; ask for bf16")
             got = _rounded(values, dtype)

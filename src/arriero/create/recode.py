@@ -12,17 +12,17 @@ from typing import Any, Self
 
 import numpy as np
 
+from arriero.create.adapter import Adapted, Adapter
+from arriero.create.layout import layout_of
 from arriero.create.made import Made
 from arriero.create.numbers import Fp8Numbers, Numbers, PackedNumbers, PlainNumbers
 from arriero.create.policies import Policy, Tensor, policy_for
-from arriero.create.precisions import DENSE, PACKED, SOURCE, fits
+from arriero.create.precisions import DENSE, PACKED, PLAIN, SOURCE, fits
 from arriero.create.quantize import Plain, Quantized
 from arriero.create.relabel import RelabelledFp8
-from arriero.errors import CheckpointError
 from arriero.formats.blockfp8 import BLOCK, scale_fits
 from arriero.formats.safetensors import SafetensorsFile
 from arriero.model.companions import Bundle, Part
-from arriero.model.packing import affine_layout, float_layout
 from arriero.model.quantization import Quantization
 
 _FLOATS = ("F32", "BF16", "F16")
@@ -49,16 +49,18 @@ class Recoded:
 
 @dataclass(frozen=True, slots=True)
 class Recoding:
-    """A precision, and who gets it."""
+    """A precision, and who gets it; and an adapter that is merged before."""
 
     asked: str
+    """'' leaves every tensor what it is, but for those that the adapter changes."""
     policy: Policy
     search: bool = True
+    adapter: Adapter | None = None
 
     @classmethod
-    def to(cls, asked: str, config: Mapping[str, Any], *, search: bool = True) -> Self:
+    def to(cls, asked: str, config: Mapping[str, Any], *, search: bool = True, adapter: Adapter | None = None) -> Self:
         """By the policy of a configuration's architecture; raises UnsupportedArchitecture."""
-        return cls(asked, policy_for(config), search)
+        return cls(asked, policy_for(config), search, adapter)
 
     def of(
         self, found: Bundle, files: Mapping[str, SafetensorsFile], hints: Mapping[str, Quantization]
@@ -69,18 +71,24 @@ class Recoding:
             return None
         factor = _table_factor(found.name, files)
         multiplied = "" if factor is None else factor.span.name
-        kind = self.policy(Tensor(found.name, numbers.shape), self.asked)
-        if kind == SOURCE or source == DENSE.get(kind):
-            return None
+        kind = self.policy(Tensor(found.name, numbers.shape), self.asked) if self.asked else SOURCE
         size = sum(part.span.nbytes for part in found.parts)
-        if kind in DENSE:
-            return Recoded(Plain(numbers, kind, size), kind, source, multiplied)
-        if how is not None and (how == PACKED[kind] or how.bits <= PACKED[kind].bits):
+        delta = self.adapter.delta_of(found.name, numbers.shape) if self.adapter is not None else None
+        if delta is not None:
+            # What was packed would lose most of a small change if it were packed again unasked.
+            kind = kind or next((name for name, dtype in PLAIN.items() if dtype == source), "bf16")
+            numbers, source = Adapted(numbers, delta), f"{source} + adapter"
+        elif kind == SOURCE or source == DENSE.get(kind):
             return None
-        relabelled = _relabelled(found, kind)
-        if relabelled is not None:
-            return Recoded(relabelled, kind, source)
+        if kind in PLAIN:
+            return Recoded(Plain(numbers, PLAIN[kind], size), kind, source, multiplied)
         scales = source if source in _FLOATS else "BF16"
+        if delta is None:
+            if how is not None and (how == PACKED[kind] or how.bits <= PACKED[kind].bits):
+                return None
+            relabelled = _relabelled(found, kind)
+            if relabelled is not None:
+                return Recoded(relabelled, kind, source)
         return Recoded(Quantized(numbers, kind, scales, size, self.search), kind, source, multiplied)
 
 
@@ -96,7 +104,7 @@ def _numbers(
             return None, "", None  # refused where it is planned
         return Fp8Numbers(found.name, found.data, found.fp8_scale), "fp8", None
     if found.scales is not None:
-        how = _layout(found, hints)
+        how = layout_of(found, hints)
         return PackedNumbers(found, how, _table_factor(found.name, files)), how.name, how
     if span.dtype == "F8_E4M3":
         factor = _table_factor(found.name, files)
@@ -104,20 +112,6 @@ def _numbers(
     if span.dtype in _FLOATS:
         return PlainNumbers(found.name, found.data), span.dtype, None
     return None, "", None
-
-
-def _layout(found: Bundle, hints: Mapping[str, Quantization]) -> Quantization:
-    assert found.scales is not None
-    data, scales, where = found.data.span, found.scales.span, f"tensor {found.name}"
-    if data.shape[:-1] != scales.shape[:-1]:
-        raise CheckpointError(f"{where} of shape {list(data.shape)} has scales of shape {list(scales.shape)}")
-    words = data.shape[-1] if data.dtype == "U32" else data.shape[-1] // 4
-    if scales.dtype in _FLOATS:
-        if found.biases is None or found.biases.span.shape != scales.shape:
-            raise CheckpointError(f"{where} has affine scales but no zero points (biases) of their shape")
-        declared = [hints[path] for path in (found.name.removesuffix(".weight"), "") if path in hints]
-        return affine_layout(where, words, scales.shape[-1], declared)
-    return float_layout(where, words, scales.shape[-1])
 
 
 def _table_factor(name: str, files: Mapping[str, SafetensorsFile]) -> Part | None:

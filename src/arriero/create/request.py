@@ -32,6 +32,8 @@ class CreateRequest(msgspec.Struct, kw_only=True):
     files: dict[str, str] = {}
     adapters: dict[str, str] = {}
     draft_files: dict[str, str] = {}
+    draft: str = ""
+    """A stored model: the draft that is beside it, or the model itself when it is one (ours)."""
     draft_quantize: str = ""
     template: str = ""
     system: str = ""
@@ -69,17 +71,11 @@ class CreateRequest(msgspec.Struct, kw_only=True):
 def check_request(request: CreateRequest) -> None:
     """Raise for every field that can't be honoured, before any work; parameters are checked by `check_parameters`."""
     _ = request.target
-    not_yet = {
-        "adapters": request.adapters,
-        "draft_files": request.draft_files,
-        "draft_quantize": request.draft_quantize,
-        "remote_host": request.remote_host,
-    }
-    if request.precision:
-        parse_precision(request.precision)
-    for field, value in not_yet.items():
-        if value:
-            raise UnsupportedFeature(f"the field '{field}' is not supported yet; leave it out, or prepare the weights")
+    if request.remote_host:
+        raise UnsupportedFeature("the field 'remote_host' is not supported: arriero runs local models only")
+    for precision in (request.precision, request.draft_quantize):
+        if precision:
+            parse_precision(precision)
     if request.path:
         raise InvalidRequest(
             "the field 'path' is not accepted: upload the files (POST /api/blobs) and name them in 'files'"
@@ -88,8 +84,13 @@ def check_request(request: CreateRequest) -> None:
         raise InvalidRequest("neither 'from' or 'files' was specified")
     if request.from_ and request.files:
         raise InvalidRequest("both 'from' and 'files' were given; a model is made of one of them")
-    for name, digest in request.files.items():
-        check_file(name, digest)
+    if request.draft and request.draft_files:
+        raise InvalidRequest("both 'draft' and 'draft_files' were given; a model has one draft")
+    if request.draft_quantize and not (request.draft or request.draft_files):
+        raise InvalidRequest("--draft-quantize requires a DRAFT model")
+    for files in (request.files, request.adapters, request.draft_files):
+        for name, digest in files.items():
+            check_file(name, digest)
     for message in request.messages:
         role = message.get("role")
         if role not in ROLES:

@@ -10,7 +10,18 @@ import msgspec
 
 from arriero.create.plan import BlobPlan
 from arriero.store.blobs import CHUNK, BlobWriter, Ingested
+from arriero.store.manifests import Layer
 from arriero.store.store import Build
+
+Progress = Callable[[dict[str, Any]], None]
+"""Takes each status object (`{"status": …}`, for bytes with `total` and `completed`); raising stops the import."""
+
+
+def add_layer(build: Build, data: bytes, media_type: str, progress: Progress, name: str = "") -> Layer:
+    """Store a small layer."""
+    stored = build.add(data)
+    progress({"status": f"{'creating new' if stored.created else 'using existing'} layer {stored.digest}"})
+    return Layer(media_type=media_type, digest=stored.digest, size=stored.size, name=name)
 
 
 def write_tensor(

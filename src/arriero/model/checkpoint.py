@@ -68,9 +68,10 @@ class Checkpoint:
     @classmethod
     def open_draft(cls, source: ModelSource) -> Self | None:
         """Open the draft that is stored beside a model, as `open` does; None where there is none."""
-        if not isinstance(source, LayersSource) or not checkpoint_safetensors.has_draft(source):
+        layers = source.draft if isinstance(source, GGUFSource) else source
+        if not isinstance(layers, LayersSource) or not checkpoint_safetensors.has_draft(layers):
             return None
-        return cls(*checkpoint_safetensors.read_layers(source, draft=True))
+        return cls(*checkpoint_safetensors.read_layers(layers, draft=True))
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from arriero.formats.safetensors_folder import open_folder
 from arriero.model.companions import Bundle, Part, bundle
 from arriero.model.fp8 import decode_fp8
 from arriero.model.lazy_files import LazyFiles
-from arriero.model.packing import affine_layout, blob_layout, configured, declared_type, float_layout
+from arriero.model.packing import affine_layout, blob_layout, configured, float_layout, labelled
 from arriero.model.stored import HostWeight, Stored, TensorInfo
 from arriero.model.weight import Quantization, Weight
 from arriero.source import FolderSource, LayersSource
@@ -80,7 +80,7 @@ def read_layers(source: LayersSource, *, draft: bool = False) -> Parts:
     hints = configured(config)
 
     def layout(found: Bundle, words: int, groups: int) -> Quantization:
-        hint, grouped = _declared(found)
+        hint, grouped = labelled(_where(found), found.name, found.data.file.metadata)
         if hint is None:
             hint = hints.get(found.name.removeprefix(prefix).removesuffix(".weight"), hints.get(""))
             grouped = hint is not None
@@ -104,13 +104,6 @@ def _layer(layer: str, path: str) -> dict[str, SafetensorsFile]:
         found = f"tensor {strays[0]}" if strays else "no tensor"
         raise CheckpointError(f"layer {layer}: {path} holds {found}; {REPAIR}")
     return dict.fromkeys(file.tensors, file)
-
-
-def _declared(found: Bundle) -> tuple[Quantization | None, bool]:
-    metadata = found.data.file.metadata
-    kind = metadata.get(f"{found.name}.quant_type") or metadata.get("quant_type")
-    group_size = metadata.get(f"{found.name}.group_size") or metadata.get("group_size")
-    return declared_type(_where(found), kind, group_size) if kind else (None, False)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -85,6 +85,13 @@ def declared_type(where: str, name: str, group_size: str | None) -> tuple[Quanti
     return Quantization(layout.mode, layout.bits, int(group_size)), True
 
 
+def labelled(where: str, name: str, metadata: Mapping[str, str]) -> tuple[Quantization | None, bool]:
+    """What a tensor layer's file says of one of its tensors, as `declared_type` gives it; None for nothing."""
+    kind = metadata.get(f"{name}.quant_type") or metadata.get("quant_type")
+    group_size = metadata.get(f"{name}.group_size") or metadata.get("group_size")
+    return declared_type(where, kind, group_size) if kind else (None, False)
+
+
 def configured(config: Mapping[str, Any]) -> dict[str, Quantization]:
     """Module path → layout from `quantization` of a config.json; the model-wide one under ``""``."""
     section = config.get("quantization") or config.get("quantization_config")

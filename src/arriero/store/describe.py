@@ -1,27 +1,19 @@
-"""What `show` tells of a stored model: a Modelfile that makes it again, its facts, its tensors."""
+"""What `show` tells of a stored model: a Modelfile that makes it again, its facts, its draft."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
-from arriero.errors import CheckpointError, StoreError
-from arriero.formats.gguf import GGUFFile
-from arriero.formats.safetensors import SafetensorsFile, TensorSpan
 from arriero.model.architectures import runs_through
 from arriero.modelfile import Instruction, Modelfile, format_instruction
-from arriero.source import GGUFSource
 from arriero.store import manifests
-from arriero.store.model import Details, StoredModel, family_of
+from arriero.store.model import Details, DraftDetails, StoredModel, family_of
+from arriero.store.tensors import BITS, StoredTensor, tensors
 
 _LONG = 5
 """Arrays of more elements are shown as [] unless asked for."""
-_BITS = {"int2": 2, "int3": 3, "int4": 4, "int5": 5, "int6": 6, "int8": 8, "nvfp4": 4, "mxfp4": 4, "mxfp8": 8}
-_RATIOS = {64: "nvfp4", 128: "mxfp4", 256: "mxfp8"}
-"""Packed bits for each 8-bit scale → kind."""
-_COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
 def human_count(count: int) -> str:
@@ -70,11 +62,14 @@ def modelfile_of(model: StoredModel) -> str:
     return "\n".join([*lines, *map(format_instruction, Modelfile(tuple(found)))]) + "\n"
 
 
-def model_info(model: StoredModel, *, verbose: bool = False) -> dict[str, Any]:
-    """The `model_info` object; raises StoreError when the files can't be opened."""
-    if model.format == "gguf":
-        return _gguf_info(model, verbose)
-    return _safetensors_info(model)
+def model_info(
+    model: StoredModel, *, verbose: bool = False, listed: list[StoredTensor] | None = None
+) -> dict[str, Any]:
+    """The `model_info` object; `listed` are its tensors, if they are known; StoreError when they can't be opened."""
+    listed = tensors(model) if listed is None else listed
+    info = _gguf_info(model, verbose) if model.format == "gguf" else _safetensors_info(model)
+    info.setdefault("general.parameter_count", sum(entry.parameters for entry in listed))
+    return dict(sorted(info.items())) if model.format == "gguf" else info
 
 
 def details_of(model: StoredModel) -> Details:
@@ -85,35 +80,36 @@ def details_of(model: StoredModel) -> Details:
     details = model.details
     if model.format != "safetensors" or (details.parameter_size and details.quantization_level):
         return details
-    listed = [entry for entry in tensors(model) if not str(entry["name"]).startswith("draft.")]
-    packed = [str(entry["type"]) for entry in listed if str(entry["type"]).lower() in _BITS]
-    declared = str(model.json_file("config.json").get("torch_dtype") or "")
-    level = min(packed, key=lambda kind: _BITS[kind.lower()]) if packed else declared
+    size, level = _facts_of(tensors(model), model.json_file("config.json"))
     return msgspec.structs.replace(
         details,
-        parameter_size=details.parameter_size or human_count(sum(math.prod(entry["shape"]) for entry in listed)),
+        parameter_size=details.parameter_size or size,
         quantization_level=details.quantization_level or level,
     )
 
 
-def tensors(model: StoredModel) -> list[dict[str, Any]]:
-    """`{"name", "type", "shape"}` of every logical tensor, sorted by name; raises StoreError."""
-    source = model.source()
-    try:
-        if isinstance(source, GGUFSource):
-            return [
-                {"name": tensor.name, "type": tensor.type.name, "shape": list(reversed(tensor.shape))}
-                for path in source.paths
-                for tensor in GGUFFile(path).tensors.values()
-            ]
-        found = [
-            entry
-            for layer in model.manifest.of(manifests.TENSOR)
-            for entry in _logical(SafetensorsFile(model.path(layer)))
-        ]
-    except CheckpointError as error:
-        raise StoreError(f"model '{model.name}' is damaged: {error}") from None
-    return sorted(found, key=lambda entry: str(entry["name"]))
+def draft_of(model: StoredModel) -> DraftDetails | None:
+    """The draft beside a model, for `show`, filled in as `details_of` does; None where there is none.
+
+    Raises StoreError when its tensors can't be opened.
+    """
+    draft = model.draft
+    if draft is None or draft.format != "safetensors" or (draft.parameter_size and draft.quantization_level):
+        return draft
+    size, level = _facts_of(tensors(model, draft=True), model.json_file(f"{manifests.DRAFT_FOLDER}config.json"))
+    return msgspec.structs.replace(
+        draft,
+        parameter_size=draft.parameter_size or size,
+        quantization_level=draft.quantization_level or level,
+    )
+
+
+def _facts_of(listed: list[StoredTensor], config: dict[str, Any]) -> tuple[str, str]:
+    """Parameters as people say them, and the narrowest packed type, else the declared one."""
+    packed = [entry.type for entry in listed if entry.type.lower() in BITS]
+    declared = config.get("torch_dtype") or config.get("dtype") or ""
+    level = min(packed, key=lambda kind: BITS[kind.lower()]) if packed else str(declared)
+    return human_count(sum(entry.parameters for entry in listed)), level
 
 
 def _gguf_info(model: StoredModel, verbose: bool) -> dict[str, Any]:
@@ -124,10 +120,7 @@ def _gguf_info(model: StoredModel, verbose: bool) -> dict[str, Any]:
             continue
         length = metadata.array_length(key)
         info[key] = [] if length is not None and length > _LONG and not verbose else metadata[key]
-    source = model.source()
-    if "general.parameter_count" not in info and isinstance(source, GGUFSource):
-        info["general.parameter_count"] = sum(math.prod(entry["shape"]) for entry in tensors(model))
-    return dict(sorted(info.items()))
+    return info
 
 
 def _safetensors_info(model: StoredModel) -> dict[str, Any]:
@@ -149,35 +142,7 @@ def _safetensors_info(model: StoredModel) -> dict[str, Any]:
     ):
         if isinstance(facts.get(field), int):
             info[f"{name}.{key}"] = facts[field]
-    listed = [entry for entry in tensors(model) if not str(entry["name"]).startswith("draft.")]
-    info["general.parameter_count"] = sum(math.prod(entry["shape"]) for entry in listed)
     return info
-
-
-def _logical(file: SafetensorsFile) -> list[dict[str, Any]]:
-    """The tensors of one layer's file, packed ones with their logical shape, without their companions."""
-    spans = file.tensors
-    entries = []
-    for name, span in spans.items():
-        stem = next((name.removesuffix(end) for end in _COMPANIONS if name.endswith(end)), None)
-        if stem in spans and f"{stem}.scale" in spans:
-            continue
-        scale = spans.get(f"{name}.scale")
-        if scale is None or not span.shape or not scale.shape:
-            entries.append({"name": name, "type": span.dtype, "shape": list(span.shape)})
-            continue
-        kind = file.metadata.get(f"{name}.quant_type") or file.metadata.get("quant_type") or _guess(span, scale)
-        columns = span.shape[-1] * 32 // _BITS.get(kind.lower(), 4)
-        entries.append({"name": name, "type": kind, "shape": [*span.shape[:-1], columns]})
-    return entries
-
-
-def _guess(span: TensorSpan, scale: TensorSpan) -> str:
-    """The kind of a packed tensor whose file doesn't say: packed bits for each scale."""
-    ratio = span.shape[-1] * 32 // max(1, scale.shape[-1])
-    if scale.dtype == "U8":
-        return _RATIOS.get(ratio, "mxfp4")
-    return "int8" if ratio >= 512 else "int4"
 
 
 def _plain(value: Any) -> str:

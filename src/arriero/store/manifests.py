@@ -34,6 +34,11 @@ LICENSE = _PREFIX + "license"
 TEXT = "application/vnd.arriero.image.text"
 """A named file that is not JSON (`chat_template.jinja`, `tokenizer.model`): our own type, which others ignore."""
 
+DRAFT_PREFIX = "draft."
+"""What the names of the tensors of a draft begin with, which is stored beside its model."""
+DRAFT_FOLDER = "draft/"
+"""Where the files of such a draft are."""
+
 DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 
 
@@ -78,6 +83,14 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
         if self.name:
             wire["name"] = self.name
         return wire | self.extra
+
+
+def is_draft(layer: Layer) -> bool:
+    """Whether a layer belongs to the draft beside a model."""
+    if layer.media_type == DRAFT:
+        return True
+    start = {TENSOR: DRAFT_PREFIX, JSON: DRAFT_FOLDER, TEXT: DRAFT_FOLDER}.get(layer.media_type)
+    return start is not None and layer.name.startswith(start)
 
 
 class _LayerShape(msgspec.Struct):
@@ -216,5 +229,5 @@ _CONFIG_FIELDS = frozenset(ConfigBlob.__struct_fields__) - {"extra"}
 
 def media_kind(layers: Sequence[Layer]) -> str:
     """`safetensors` or `gguf` by the layers, or '' when there are no weights."""
-    kinds = {layer.media_type for layer in layers}
+    kinds = {layer.media_type for layer in layers if not is_draft(layer)}
     return "safetensors" if TENSOR in kinds else "gguf" if MODEL in kinds else ""

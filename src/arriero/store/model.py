@@ -39,6 +39,17 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     embedding_length: int = 0
 
 
+class DraftDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft beside a model, for listings; what only its tensors would tell may be ''."""
+
+    architecture: str = ""
+    format: str = ""
+    parameter_size: str = ""
+    quantization_level: str = ""
+    size: int = 0
+    """Bytes of its layers, which the model's size does not count."""
+
+
 @dataclass(frozen=True)
 class StoredModel:
     """A model of the store; layers are read when their property is, and stay the same for the object's life."""
@@ -59,8 +70,8 @@ class StoredModel:
 
     @property
     def size(self) -> int:
-        """Bytes of all layers and the configuration."""
-        return self.manifest.size
+        """Bytes of all layers and the configuration, without those of a draft."""
+        return self.manifest.size - sum(layer.size for layer in self.manifest.layers if manifests.is_draft(layer))
 
     @property
     def format(self) -> str:
@@ -106,14 +117,14 @@ class StoredModel:
                 "merge the adapter into the weights and create the model from those"
             )
         tensors = {layer.name: str(self.path(layer)) for layer in self.manifest.of(manifests.TENSOR)}
-        if tensors:
-            return LayersSource(
-                tensors=tensors, files={name: str(self.path(layer)) for name, layer in self.files.items()}
-            )
+        files = {name: str(self.path(layer)) for name, layer in self.files.items()}
+        layers = LayersSource(tensors=tensors, files=files)
         weights = tuple(str(self.path(layer)) for layer in self.manifest.of(manifests.MODEL))
+        if any(not name.startswith(manifests.DRAFT_PREFIX) for name in tensors):
+            return layers
         if not weights:
             raise StoreError(f"model '{self.name}' has no weights; pull or create it again")
-        return GGUFSource(paths=weights)
+        return GGUFSource(paths=weights, draft=layers if tensors else None)
 
     @cached_property
     def files(self) -> dict[str, Layer]:
@@ -219,6 +230,29 @@ class StoredModel:
             embedding_length=config.embedding_length,
         )
 
+    @cached_property
+    def draft(self) -> DraftDetails | None:
+        """What the configurations say of the draft that is stored beside the model; None where there is none."""
+        layers = [layer for layer in self.manifest.layers if manifests.is_draft(layer)]
+        if not layers:
+            return None
+        said = self.config.draft or {}
+        architecture = _text_of(said.get("architecture"))
+        name = f"{manifests.DRAFT_FOLDER}config.json"
+        if not architecture and name in self.files:
+            try:
+                architecture = class_of(self.json_file(name))
+            except StoreError as error:
+                log.warning("%s", error)
+        gguf = any(layer.media_type == manifests.DRAFT for layer in layers)
+        return DraftDetails(
+            architecture=architecture,
+            format=_text_of(said.get("model_format")) or ("gguf" if gguf else "safetensors"),
+            parameter_size=_text_of(said.get("model_type")),
+            quantization_level=_text_of(said.get("file_type")),
+            size=sum(layer.size for layer in layers),
+        )
+
     def _text(self, layer: Layer) -> str:
         return self.read(layer).decode("utf-8", errors="replace")
 
@@ -238,9 +272,17 @@ def family_of(config: dict[str, Any]) -> str:
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type:
         return model_type
+    return class_of(config).lower().removesuffix("forcausallm").removesuffix("forconditionalgeneration")
+
+
+def class_of(config: dict[str, Any]) -> str:
+    """The first of a configuration's `architectures`, or ''."""
     classes = config.get("architectures")
-    first = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
-    return first.lower().removesuffix("forcausallm").removesuffix("forconditionalgeneration")
+    return _text_of(classes[0]) if isinstance(classes, list) and classes else ""
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def jinja_of(tokenizer_config: dict[str, Any]) -> str | None:

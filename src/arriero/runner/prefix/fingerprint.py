@@ -54,7 +54,7 @@ def identity(source: ModelSource, draft_source: ModelSource | None = None) -> st
 
 def _files(source: ModelSource) -> Iterable[Path]:
     if isinstance(source, GGUFSource):
-        return [Path(path) for path in source.paths]
+        return [*map(Path, source.paths), *(() if source.draft is None else _files(source.draft))]
     if isinstance(source, FolderSource):
         return sorted(path for path in Path(source.path).iterdir() if path.suffix in (".safetensors", ".json"))
     everything = {**source.tensors, **source.files}

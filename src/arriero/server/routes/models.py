@@ -21,9 +21,10 @@ from arriero.server.routes.replies import json_reply
 from arriero.server.schemas.ollama import CopyRequest, ModelRequest, local_timestamp
 from arriero.server.schemas.wire import read_request
 from arriero.server.services import services_of
-from arriero.store.describe import model_info, modelfile_of, parameters_of, tensors
+from arriero.store.describe import details_of, draft_of, model_info, modelfile_of, parameters_of
 from arriero.store.model import Details, StoredModel
 from arriero.store.names import Name
+from arriero.store.tensors import StoredTensor, TensorGroup, tensor_groups, tensors
 
 _FOREVER_SECONDS = 292 * 365.25 * 86400.0
 """How far ahead "never" is shown: clients read a date there."""
@@ -51,6 +52,8 @@ def _listing(model: StoredModel) -> dict[str, Any]:
     }
     if model.capabilities:
         entry["capabilities"] = model.capabilities
+    if model.draft is not None:
+        entry["draft"] = msgspec.to_builtins(model.draft)
     return entry
 
 
@@ -88,12 +91,36 @@ def _description(model: StoredModel, asked: ModelRequest) -> dict[str, Any]:
         "requires": shown.config.requires,
     }
     entry = {name: value for name, value in entry.items() if value}
-    entry["details"] = _details(shown.details)
+    listed = tensors(model)
+    entry["details"] = _details(details_of(shown))
     entry["modified_at"] = local_timestamp(shown.modified_at.timestamp())
-    entry["model_info"] = model_info(model, verbose=asked.verbose)
+    entry["model_info"] = model_info(model, verbose=asked.verbose, listed=listed)
+    # Ours: other clients ignore them.
+    entry["tensor_groups"] = [_group(group) for group in tensor_groups(listed)]
     if asked.verbose or model.format == "gguf":
-        entry["tensors"] = tensors(model)
+        entry["tensors"] = [_tensor(tensor) for tensor in listed]
+    draft = draft_of(shown)
+    if draft is not None:
+        beside = tensors(model, draft=True)
+        entry["draft"] = msgspec.to_builtins(draft)
+        entry["draft"]["tensor_groups"] = [_group(group) for group in tensor_groups(beside)]
+        if asked.verbose:
+            entry["draft"]["tensors"] = [_tensor(tensor) for tensor in beside]
     return entry
+
+
+def _tensor(tensor: StoredTensor) -> dict[str, Any]:
+    return {"name": tensor.name, "type": tensor.type, "shape": tensor.shape}
+
+
+def _group(group: TensorGroup) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "type": group.type,
+        "count": group.count,
+        "parameters": group.parameters,
+        "bytes": group.nbytes,
+    }
 
 
 def _overlaid(model: StoredModel, asked: ModelRequest) -> StoredModel:

@@ -1,0 +1,360 @@
+"""Where the weights of a new model come from: uploaded files or another model, an adapter, a draft.
+
+All of it is planned and checked before the first tensor is written.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from arriero.chat.files import TextFiles
+from arriero.chat.model_text import ModelText
+from arriero.chat.templates import ChatTemplates, compiled
+from arriero.create.adapter import Adapter, open_adapter
+from arriero.create.draft import DraftPlan, plan_draft
+from arriero.create.gguf import GGUFModel, read_gguf
+from arriero.create.inventory import Inventory, take_inventory
+from arriero.create.kinds import refuse, sniff
+from arriero.create.plan import BlobPlan, Plan, make_plan
+from arriero.create.precisions import parse_precision
+from arriero.create.recode import Recoding
+from arriero.create.request import CreateRequest
+from arriero.create.stored import stored_tensors
+from arriero.create.write import Progress, add_layer, write_tensor
+from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
+from arriero.model.architectures import check_config
+from arriero.source import GGUFSource
+from arriero.store import manifests
+from arriero.store.describe import human_count
+from arriero.store.manifests import ConfigBlob, Layer, is_draft
+from arriero.store.model import StoredModel, family_of
+from arriero.store.store import Build, Store
+
+Check = Callable[[Plan, Mapping[str, Path]], None]
+"""Raises CheckpointError for a plan that makes no model, given the configuration files by name."""
+
+_REPORT_EVERY = 0.1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Layers that are in the store, their description, the text side."""
+
+    layers: list[Layer]
+    config: ConfigBlob
+    text: ModelText | None
+    """None for a base whose tokenizer and template are taken over as they are."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One create on its way."""
+
+    store: Store
+    build: Build
+    request: CreateRequest
+    progress: Progress
+    check: Check
+
+    def uploaded(self, files: Mapping[str, str]) -> dict[str, Path]:
+        """Where uploaded files are, by the client's names; raises InvalidRequest for what is not there, or no file of
+        a model.
+        """
+        paths = {}
+        for name, digest in files.items():
+            path = self.store.find_blob(digest)
+            if path is None:
+                raise InvalidRequest(
+                    f"file {name!r} is blob {digest}, which has not been uploaded (POST /api/blobs/{digest})"
+                )
+            self.store.blobs.touch(digest)
+            kind = sniff(path)
+            if kind in ("lfs", "pytorch", "empty"):
+                raise refuse(name, kind)
+            paths[name] = path
+        return paths
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The model itself, before its draft: layers that stay, tensors to write, files to keep beside them."""
+
+    config: ConfigBlob
+    text: ModelText | None
+    kept: list[Layer] = field(default_factory=list)
+    plan: Plan | None = None
+    documents: dict[str, Path] = field(default_factory=dict)
+    """Its JSON files, for the check."""
+    files: list[tuple[str, Path, str]] = field(default_factory=list)
+    """Name, place and media type of files that become layers."""
+    gguf: tuple[Path, ...] = ()
+    replaced: frozenset[str] = frozenset()
+    """Uploads that nobody needs once the model is named."""
+
+
+def origin_of(work: Work, base: StoredModel | None) -> Origin:
+    """Plan, check and write the weights; raises what `create` raises."""
+    request = work.request
+    adapter = open_adapter(work.uploaded(request.adapters)) if request.adapters else None
+    target = _from_files(work, adapter) if base is None else _from_model(work, base, adapter)
+    if adapter is not None:
+        adapter.check_taken()
+        work.progress({"status": f"merging an adapter of rank {adapter.rank} into {len(adapter.taken)} tensors"})
+    draft, kept_draft = _draft(work, base)
+    blobs = [*(target.plan.blobs if target.plan else []), *(draft.plan.blobs if draft else [])]
+    documents = target.documents | (draft.documents if draft else {})
+    if blobs or (base is None and target.gguf):
+        work.progress({"status": "checking that the model can be loaded"})
+        stays = [layer for layer in target.kept if layer.media_type == manifests.TENSOR]
+        kept = {} if base is None else {layer.name: base.path(layer) for layer in stays}
+        work.check(Plan(blobs, kept, target.gguf), documents)
+    layers = list(target.kept)
+    if target.plan is not None:
+        made, count = target.plan.made, len(target.plan.blobs)
+        how = f", {made} of them changed" if made else " as they are"
+        work.progress({"status": f"importing {count} tensors{how} ({target.config.file_type})"})
+        layers += _write_tensors(work, target.plan)
+    layers += [add_layer(work.build, path.read_bytes(), kind, work.progress, name) for name, path, kind in target.files]
+    config = target.config
+    if draft is not None:
+        work.progress({"status": f"importing draft ({len(draft.plan.blobs)} tensors, {draft.facts['file_type']})"})
+        layers += _write_tensors(work, draft.plan)
+        layers += [
+            add_layer(work.build, path.read_bytes(), manifests.JSON, work.progress, name)
+            for name, path in draft.documents.items()
+        ]
+        work.build.replaced |= set(request.draft_files.values())
+        config = msgspec.structs.replace(config, draft=draft.facts)
+    work.build.replaced |= target.replaced | set(request.adapters.values())
+    return Origin(layers + kept_draft, config, target.text)
+
+
+def _draft(work: Work, base: StoredModel | None) -> tuple[DraftPlan | None, list[Layer]]:
+    """The draft to write, and the layers of one that stays."""
+    request = work.request
+    if request.draft_files:
+        inventory = take_inventory(work.uploaded(request.draft_files))
+    elif request.draft:
+        other = work.store.get(request.draft)
+        whole = not any(is_draft(layer) for layer in other.manifest.layers)
+        inventory = stored_tensors(other, draft=not whole).inventory
+    elif base is None:
+        return None, []
+    else:
+        return None, _labelled(base, [layer for layer in base.manifest.layers if is_draft(layer)])
+    return plan_draft(inventory, request.draft_quantize, search=request.scale_search), []
+
+
+def _labelled(base: StoredModel, layers: list[Layer]) -> list[Layer]:
+    """Layers of a base, marked as taken from it."""
+    return [msgspec.structs.replace(layer, from_=str(base.name)) for layer in layers]
+
+
+def _from_model(work: Work, base: StoredModel, adapter: Adapter | None) -> _Target:
+    """The base's layers; those that another precision or an adapter changes are written again.
+
+    Refuses a base that would not load.
+    """
+    request, source = work.request, base.source()
+    gguf: tuple[Path, ...] = ()
+    if isinstance(source, GGUFSource):
+        weights = base.manifest.of(manifests.MODEL)
+        files = read_gguf({f"part {n} of {base.name}": base.path(w) for n, w in enumerate(weights, 1)}).text
+        gguf = tuple(map(Path, source.paths))
+        if request.precision or adapter is not None:
+            raise _refuse_gguf(request, str(base.name))
+    else:
+        check_config(base.json_file("config.json"))
+        files = TextFiles.open(source)
+    # Opening a tokenizer of 262,144 tokens takes seconds; a base has been through it.
+    text = open_text(files, request.template) if request.template else None
+    layers = _labelled(base, [layer for layer in base.manifest.layers if not is_draft(layer)])
+    documents = {
+        name: base.path(layer)
+        for name, layer in base.files.items()
+        if layer.media_type == manifests.JSON and not is_draft(layer)
+    }
+    target = _Target(base.config, text, layers, documents=documents, gguf=gguf)
+    if request.precision or adapter is not None:
+        target = _changed(work, base, adapter, target)
+    tensors = sum(layer.media_type == manifests.TENSOR for layer in target.kept)
+    for layer in target.kept:
+        if layer.media_type != manifests.TENSOR:
+            work.progress({"status": f"using existing layer {layer.digest}"})
+    if tensors:
+        work.progress({"status": f"using {tensors} existing tensor layers"})
+    return target
+
+
+def _changed(work: Work, base: StoredModel, adapter: Adapter | None, target: _Target) -> _Target:
+    """A base's tensors where a precision or an adapter changes them."""
+    found = stored_tensors(base)
+    recoding = _recoding(work.request, found.inventory.config, adapter)
+    assert recoding is not None
+    whole = make_plan(found.inventory, recoding)
+    _check_made(recoding, whole)
+    again, kept = found.changed(recoding)
+    stays = {layer.name for layer in kept}
+    layers = [layer for layer in target.kept if layer.media_type != manifests.TENSOR or layer.name in stays]
+    config = msgspec.structs.replace(base.config, file_type=whole.file_type, model_type=human_count(whole.parameters))
+    return replace(target, config=config, kept=layers, plan=make_plan(again, recoding))
+
+
+def _from_files(work: Work, adapter: Adapter | None) -> _Target:
+    request = work.request
+    paths = work.uploaded(request.files)
+    gguf = [name for name, path in paths.items() if sniff(path) == "gguf"]
+    if len(gguf) == len(paths):
+        if request.precision or adapter is not None:
+            raise _refuse_gguf(request, gguf[0])
+        return _from_gguf(work, paths)
+    if gguf:
+        other = next(name for name in paths if name not in gguf)
+        raise InvalidRequest(f"'files' mixes GGUF ({gguf[0]}) with other files ({other}); a model is one or the other")
+    return _from_safetensors(work, paths, adapter)
+
+
+def _refuse_gguf(request: CreateRequest, what: str) -> UnsupportedFeature:
+    asked = "'quantize'" if request.precision else "an adapter"
+    return UnsupportedFeature(
+        f"{asked} was asked for {what}, but GGUF files keep their tensors as they are; use the original safetensors "
+        "model"
+    )
+
+
+def _from_gguf(work: Work, paths: dict[str, Path]) -> _Target:
+    request = work.request
+    work.progress({"status": "parsing GGUF"})
+    model = read_gguf(paths)
+    text = open_text(model.text, request.template)
+    layers = []
+    for name in model.files:
+        digest = manifests.check_digest(request.files[name])
+        work.progress({"status": f"using existing layer {digest}"})
+        layers.append(Layer(media_type=manifests.MODEL, digest=digest, size=paths[name].stat().st_size))
+    return _Target(_describe_gguf(model), text, layers, gguf=tuple(paths[name] for name in model.files))
+
+
+def _describe_gguf(model: GGUFModel) -> ConfigBlob:
+    return ConfigBlob(
+        model_format="gguf",
+        model_family=model.architecture,
+        model_families=[model.architecture],
+        model_type=human_count(model.parameters),
+        file_type=model.file_type,
+        context_length=model.context_length,
+        embedding_length=model.embedding_length,
+        architecture="amd64",
+        os="linux",
+    )
+
+
+def _from_safetensors(work: Work, paths: dict[str, Path], adapter: Adapter | None) -> _Target:
+    request = work.request
+    inventory = take_inventory(paths)
+    check_config(inventory.config)
+    text = open_text(TextFiles(inventory.documents | inventory.texts, {}), request.template)
+    _check_vocabulary(inventory, text)
+    recoding = _recoding(request, inventory.config, adapter)
+    plan = make_plan(inventory, recoding)
+    if recoding is not None:
+        _check_made(recoding, plan)
+    return _Target(
+        _describe_safetensors(inventory, plan),
+        text,
+        plan=plan,
+        documents=inventory.documents,
+        files=[(name, path, manifests.JSON) for name, path in inventory.documents.items()]
+        + [(name, path, manifests.TEXT) for name, path in inventory.texts.items()],
+        # The shards' bytes are in the tensor layers then.
+        replaced=frozenset(request.files.values()),
+    )
+
+
+def _recoding(request: CreateRequest, config: dict[str, Any], adapter: Adapter | None) -> Recoding | None:
+    if not request.precision and adapter is None:
+        return None
+    kind = parse_precision(request.precision) if request.precision else ""
+    return Recoding.to(kind, config, search=request.scale_search, adapter=adapter)
+
+
+def _check_made(recoding: Recoding, plan: Plan) -> None:
+    """Refuse a precision that changes nothing; what an adapter does not find is told by `Adapter.check_taken`."""
+    if recoding.asked and not plan.made:
+        raise InvalidRequest(
+            f"no tensor of the model becomes {recoding.asked}: it is {plan.file_type} already, or too small for the "
+            "groups; leave 'quantize' out"
+        )
+
+
+def _check_vocabulary(inventory: Inventory, text: ModelText) -> None:
+    """Refuse a tokenizer of another model: its own tokens must have rows (added ones may have none: Gemma's images)."""
+    rows, tokens = _facts(inventory.config).get("vocab_size"), text.tokenizer.model_size
+    if isinstance(rows, int) and tokens > rows:
+        raise CheckpointError(
+            f"tokenizer.json has {tokens} tokens, config.json a vocab_size of {rows}; they do not belong together"
+        )
+
+
+def _facts(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model, which some models nest."""
+    text = config.get("text_config")
+    return config | (text if isinstance(text, dict) else {})
+
+
+def _describe_safetensors(inventory: Inventory, plan: Plan) -> ConfigBlob:
+    family = family_of(inventory.config)
+    facts = _facts(inventory.config)
+    context, hidden = facts.get("max_position_embeddings"), facts.get("hidden_size")
+    return ConfigBlob(
+        model_format="safetensors",
+        model_family=family,
+        model_families=[family],
+        model_type=human_count(plan.parameters),
+        file_type=plan.file_type,
+        context_length=context if isinstance(context, int) else 0,
+        embedding_length=hidden if isinstance(hidden, int) else 0,
+    )
+
+
+def _write_tensors(work: Work, plan: Plan) -> list[Layer]:
+    total, done, reported = plan.nbytes, 0, 0.0
+
+    def copied(count: int) -> None:
+        nonlocal done, reported
+        done += count
+        now = time.monotonic()
+        if now - reported >= _REPORT_EVERY or done == total:
+            reported = now
+            work.progress({"status": "importing tensors", "total": total, "completed": done})
+
+    errors: dict[tuple[str, str], list[float]] = {}
+
+    def missed(blob: BlobPlan, error: float) -> None:
+        errors.setdefault((blob.source, blob.stored_as), []).append(error)
+
+    layers = []
+    for blob in plan.blobs:
+        stored = write_tensor(work.build, blob, copied, missed)
+        layers.append(Layer(media_type=manifests.TENSOR, digest=stored.digest, size=stored.size, name=blob.name))
+    for (source, kind), found in errors.items():
+        lost = f"weight error {math.sqrt(sum(e * e for e in found) / len(found)):.2%}" if any(found) else "exact"
+        work.progress({"status": f"{len(found)} tensors from {source} to {kind}: {lost}"})
+    return layers
+
+
+def open_text(files: TextFiles, template: str) -> ModelText:
+    """The tokenizer and the templates as a load would open them, with the request's template in their place.
+
+    Raises TemplateError for a template, Jinja's or Go's, that can't be used.
+    """
+    if template:
+        compiled(template)
+    return ModelText(files, ChatTemplates.open(files, template or None))
