@@ -23,6 +23,10 @@ class UnsupportedFeature(InvalidRequest):
     """The request asks for something that this model or this version does not do (400)."""
 
 
+class Unauthorized(ArrieroError):
+    """The server wants an API key and the request has none, or another (401)."""
+
+
 class Forbidden(ArrieroError):
     """The request's origin or host is not allowed (403)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +49,12 @@ def _count(text: str) -> int:
     if count < 0:
         raise ValueError("it is below 0")
     return count
+
+
+def _size(text: str) -> int:
+    if (size := int(text)) <= 0:
+        raise ValueError("it is not above 0")
+    return size
 
 
 def _boolean(text: str) -> bool:
@@ -122,6 +128,14 @@ class Settings:
     """What drafts tokens: '' or 'auto', 'off', 'lookup' or 'draft'. A runner refuses any other."""
     draft_tokens: int
     """Most tokens drafted in a round; 0 = decided by the draft."""
+    api_keys: tuple[str, ...] = field(repr=False)
+    """Keys of which each request must carry one; none = no key is asked for. The command line sends the first."""
+    fetch_images: bool
+    """Whether images are fetched from the addresses that requests name."""
+    max_body: int
+    """Bytes of a JSON body; uploads of blobs have no limit."""
+    shutdown_grace: float
+    """Seconds that replies in flight have to end once the server is told to stop; then they are cut off."""
     prefill: str
     """How products of many tokens are computed: '' or 'exact', or 'int8'. A runner refuses any other."""
 
@@ -160,6 +174,10 @@ class Settings:
             cache_limit=_read("CACHE_LIMIT", 20 << 30, _count, env),
             speculation=_read("SPECULATION", "", str, env),
             draft_tokens=_read("DRAFT_TOKENS", 0, _count, env),
+            api_keys=tuple(key.strip() for key in env.get("ARRIERO_API_KEY", "").split(",") if key.strip()),
+            fetch_images=_read("FETCH_IMAGES", False, _boolean, env),
+            max_body=_read("MAX_BODY", 512 << 20, _size, env),
+            shutdown_grace=_read("SHUTDOWN_GRACE", 5.0, _grace, env),
             prefill=_read("PREFILL", "", str, env),
         )
 
@@ -175,6 +193,10 @@ def _keep_alive(text: str) -> float:
 def _timeout(text: str) -> float:
     seconds = _keep_alive(text)
     return seconds if seconds > 0 else FOREVER
+
+
+def _grace(text: str) -> float:
+    return max(0.0, _keep_alive(text))
 
 
 def _debug_level(text: str) -> int:

@@ -76,7 +76,8 @@ class LiveServer:
 def live_server(folder: Path, runner_command: Sequence[str], **changes: Any) -> Iterator[LiveServer]:
     """A running server with its store in a folder; `changes` are settings."""
     environ = {"ARRIERO_HOME": str(folder), "OLLAMA_MODELS": str(folder / "none")}
-    settings = replace(Settings.from_environ(environ), port=0, **changes)
+    # Most tests that end a server want to see replies cut off.
+    settings = replace(Settings.from_environ(environ), port=0, **{"shutdown_grace": 0.0, **changes})
     server = LiveServer(settings, Scheduler(settings, runner_command=runner_command))
     server.start()
     try:

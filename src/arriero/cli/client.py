@@ -30,15 +30,17 @@ class ApiError(ArrieroError):
 class Client:
     """Talks to one server. Each call opens its own connection, so a dropped one never poisons the next."""
 
-    def __init__(self, host: str, port: int, scheme: str = "http") -> None:
+    def __init__(self, host: str, port: int, scheme: str = "http", api_key: str = "") -> None:
         # A server that listens everywhere is reached on loopback.
         self.host = DEFAULT_HOST if host in ("0.0.0.0", "::") else host
         self.port = port
         self.scheme = scheme
+        # As bytes: http.client refuses text outside Latin-1.
+        self._key = {"Authorization": b"Bearer " + api_key.encode()} if api_key else {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        return cls(settings.host, settings.port, settings.scheme)
+        return cls(settings.host, settings.port, settings.scheme, next(iter(settings.api_keys), ""))
 
     @property
     def address(self) -> str:
@@ -128,7 +130,12 @@ class Client:
     ) -> _Response:
         connection = self._connect()
         payload: Any = json.dumps(body).encode() if isinstance(body, Mapping) else body
-        sent = {"User-Agent": f"arriero/{__version__}", "Content-Type": "application/json", **(headers or {})}
+        sent: dict[str, str | bytes] = {
+            "User-Agent": f"arriero/{__version__}",
+            "Content-Type": "application/json",
+            **self._key,
+        }
+        sent |= headers or {}
         try:
             connection.request(method, path, payload, sent)
             response = connection.getresponse()

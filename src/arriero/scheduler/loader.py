@@ -21,7 +21,7 @@ from arriero.scheduler.context import choose_context, row_bytes
 from arriero.scheduler.entry import Entry, State
 from arriero.scheduler.lease import LoadRequest
 from arriero.scheduler.ledger import Account, Ledger, readable
-from arriero.scheduler.runner import Runner
+from arriero.scheduler.runner import Drafting, Runner
 from arriero.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class Loader:
         self.leaving: set[Entry] = set()
         """Given up but not gone: draining, or being stopped."""
         self.ledger = ledger
+        self.drafted: dict[tuple[str, str], Drafting] = {}
+        """What drafting did in runners that have ended, by model and kind of draft."""
         self._settings = settings
         self._command = list(command or (sys.executable, "-m", "arriero.runner"))
         self._scratch = scratch_bytes
@@ -277,6 +279,8 @@ class Loader:
             if entry.runner is not None:
                 await entry.runner.stop()
         finally:
+            if entry.runner is not None and entry.runner.drafting is not None:
+                add_drafting(self.drafted, entry.request.name, entry.runner.drafting)
             entry.runner = None
             self.ledger.close(entry.account)
 
@@ -290,6 +294,12 @@ class Loader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def add_drafting(totals: dict[tuple[str, str], Drafting], name: str, more: Drafting) -> None:
+    """Add what drafting did for a model to totals by model and kind."""
+    key = name, more.kind
+    totals[key] = totals[key].plus(more) if key in totals else more
 
 
 def _unloaded(entry: Entry) -> LoadError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -67,6 +68,12 @@ class Drafting:
             used.kind, self.rounds + used.rounds, self.drafted + used.drafted, self.accepted + used.accepted
         )
 
+    def plus(self, other: Drafting) -> Drafting:
+        """The same with what the same kind did elsewhere."""
+        return Drafting(
+            self.kind, self.rounds + other.rounds, self.drafted + other.drafted, self.accepted + other.accepted
+        )
+
 
 class Stream:
     """Messages of one row, from submit to its last one; the row counts until the runner has said that it ended."""
@@ -100,6 +107,7 @@ class Runner:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._on_progress = on_progress
         self._statuses: dict[str, asyncio.Future[Status]] = {}
+        self._questions = itertools.count()
         self._heard = 0
         self._heard_at = asyncio.get_running_loop().time()
         self._stopping = False
@@ -181,7 +189,7 @@ class Runner:
         """The runner's figures; raises RunnerCrashed when it has ended."""
         if self._exited.done():
             raise self._crash()
-        request_id = f"status-{self._heard}-{len(self._statuses)}"
+        request_id = f"status-{next(self._questions)}"
         future: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self._statuses[request_id] = future
         try:

@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from arriero.errors import LoadError, OutOfMemory, ServerBusy
-from arriero.runner.messages import Loading
+from arriero.runner.messages import Loading, Status
 from arriero.scheduler.context import choose_context, row_bytes
 from arriero.scheduler.entry import Entry, State
 from arriero.scheduler.lease import Lease, LoadedModel, LoadRequest
 from arriero.scheduler.ledger import SCRATCH_BYTES, Ledger, readable
-from arriero.scheduler.loader import Loader
+from arriero.scheduler.loader import Loader, add_drafting
 from arriero.scheduler.memory import machine_memory
+from arriero.scheduler.runner import Drafting
 from arriero.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,32 @@ class Scheduler:
         """Every model that is queued, loading or loaded, latest expiry first."""
         entries = [*self._entries.values(), *(entry for entry in self._loader.leaving if entry.state is State.READY)]
         return sorted((entry.describe(self._clock()) for entry in entries), key=lambda model: -model.expires_at)
+
+    def drafting(self) -> dict[tuple[str, str], Drafting]:
+        """What drafting did since the start, by model and kind of draft."""
+        totals = dict(self._loader.drafted)
+        for entry in self._with_runners():
+            if entry.runner is not None and entry.runner.drafting is not None:
+                add_drafting(totals, entry.request.name, entry.runner.drafting)
+        return totals
+
+    async def statuses(self, seconds: float) -> list[tuple[str, Status]]:
+        """The figures of every runner that is loaded and answers in time, with its model's name."""
+        asked = {
+            asyncio.create_task(entry.runner.status()): entry.request.name
+            for entry in self._with_runners()
+            if entry.state is State.READY and entry.runner is not None
+        }
+        if not asked:
+            return []
+        answered, silent = await asyncio.wait(asked, timeout=seconds)
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        return [(asked[task], task.result()) for task in answered if task.exception() is None]
+
+    def _with_runners(self) -> list[Entry]:
+        return [entry for entry in {*self._entries.values(), *self._loader.leaving} if entry.runner is not None]
 
     async def progress(self, key: str) -> AsyncIterator[Loading]:
         """Progress of a load from now on; ends when it is loaded, failed, or there is none."""

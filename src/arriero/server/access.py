@@ -1,24 +1,35 @@
-"""The outermost middleware: an id and one log line a request, and a clean 500 for what nobody expected."""
+"""The outermost middleware: an id, a count and one log line a request, and a clean 500 for what nobody expected."""
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arriero.server.errors import place, report, scoped_error
+from arriero.server.metrics import Metrics
 
 log = logging.getLogger("arriero.server.access")
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+"""What a client may call its request: nothing that could forge a line of the log."""
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
 
 class AccessLog:
-    """ASGI middleware; a request that ends without a status (its client left first) is logged as 499."""
+    """ASGI middleware; a request that ends without a status (its client left first) is logged as 499.
 
-    def __init__(self, app: ASGIApp) -> None:
+    A request keeps the `x-request-id` that it came with, if that is a plain one, and gets an id of ours otherwise.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics | None = None) -> None:
         self.app = app
+        self.metrics = Metrics() if metrics is None else metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request and log it."""
@@ -26,7 +37,10 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        scope["arriero.request_id"] = number = f"req_{secrets.token_hex(12)}"
+        asked = Headers(scope=scope).get("x-request-id", "").strip()
+        number = asked if _ID.fullmatch(asked) else f"req_{secrets.token_hex(12)}"
+        scope["arriero.request_id"] = number
+        self.metrics.in_flight += 1
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -47,3 +61,12 @@ class AccessLog:
             client = scope["client"][0] if scope.get("client") else "-"
             elapsed = time.perf_counter() - started
             log.info("%s %d %.3fs %s %s", place(scope), status or 499, elapsed, client, number)
+            self.metrics.in_flight -= 1
+            method, route = scope["method"], _route(scope)
+            self.metrics.requests.add(1, method if method in _METHODS else "other", route, str(status or 499))
+            self.metrics.request_seconds.observe(elapsed, route)
+
+
+def _route(scope: Scope) -> str:
+    """The path of the route that answered, parameters as they are declared; `other` for what nobody serves."""
+    return str(getattr(scope.get("route"), "path", "other"))

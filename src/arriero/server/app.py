@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,13 +22,16 @@ from arriero.server.access import AccessLog
 from arriero.server.compat.responses_store import ResponsesStore
 from arriero.server.errors import arriero_error, http_error
 from arriero.server.guard import Guard, Origins
+from arriero.server.keys import KeyCheck
 from arriero.server.listen import bind
+from arriero.server.metrics import Metrics
 from arriero.server.models import Models
 from arriero.server.routes import (
     anthropic,
     blobs,
     create,
     embed,
+    metrics,
     models,
     ollama,
     openai,
@@ -43,14 +47,22 @@ from arriero.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_APIS = (system, models, blobs, create, transfer, ollama, embed, openai, responses, anthropic, v1_embeddings, v1_models)
+_APIS = (
+    *(system, metrics, models, blobs, create, transfer, ollama, embed),
+    *(openai, responses, anthropic, v1_embeddings, v1_models),
+)
 
 _PATIENCE = 5
-"""Seconds that replies in flight have to end once the server is told to stop."""
+"""Seconds that connections have to end once their replies were cut off."""
+
+_HEADERS = 64 << 10
+"""Bytes of a request's head; a longer one is a 400 before anything of it is looked at."""
 
 
 def create_app(settings: Settings, *, store: Store | None = None, scheduler: Scheduler | None = None) -> Starlette:
     """The ASGI application; the scheduler (made here unless given) is closed, with its runners, when the app stops."""
+
+    counted = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -59,6 +71,7 @@ def create_app(settings: Settings, *, store: Store | None = None, scheduler: Sch
             store=Store.from_settings(settings) if store is None else store,
             models=Models(),
             scheduler=Scheduler(settings) if scheduler is None else scheduler,
+            metrics=counted,
         )
         app.state.services = services
         app.state.responses = ResponsesStore()
@@ -73,8 +86,9 @@ def create_app(settings: Settings, *, store: Store | None = None, scheduler: Sch
     return Starlette(
         routes=[route for api in _APIS for route in api.ROUTES],
         middleware=[
-            Middleware(AccessLog),
+            Middleware(AccessLog, metrics=counted),
             Middleware(Guard, listen_host=settings.host, origins=Origins(settings.origins)),
+            Middleware(KeyCheck, keys=settings.api_keys),
         ],
         exception_handlers={ArrieroError: arriero_error, HTTPException: http_error},
         lifespan=lifespan,
@@ -112,7 +126,11 @@ def serve(settings: Settings) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our settings. A stop ends the replies in flight, each with an error, before it waits for them."""
+    """uvicorn with our settings.
+
+    A stop takes no new connections, gives the replies in flight time to come to their end, ends those that still run
+    with an error each, and then the connections. A second signal ends the waiting.
+    """
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(
@@ -126,12 +144,29 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_PATIENCE,
                 timeout_keep_alive=75,
                 ws="none",
+                # Pinned: uvicorn's other parser, when it is installed, has no limit on headers.
+                http="h11",
+                h11_max_incomplete_event_size=_HEADERS,
             )
         )
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the runners and the transfers, then the connections."""
-        await self._app.state.services.transfers.close()
-        await self._app.state.services.scheduler.close()
+        """Let replies end, then stop the runners, then the connections. Transfers stop at once: they can be resumed."""
+        services: Services = self._app.state.services
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # closes those that are idle; the others close behind their reply
+        await services.transfers.close()
+        await self._drain(services.settings.shutdown_grace)
+        await services.scheduler.close()
         await super().shutdown(sockets)
+
+    async def _drain(self, seconds: float) -> None:
+        """Wait until no request is being answered, at most so long."""
+        ends = time.monotonic() + seconds
+        if self.server_state.tasks and seconds > 0:
+            log.info("%d requests are being answered and have %g s to end", len(self.server_state.tasks), seconds)
+        while self.server_state.tasks and not self.force_exit and time.monotonic() < ends:
+            await asyncio.sleep(0.02)

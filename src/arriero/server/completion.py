@@ -21,6 +21,7 @@ from arriero.errors import RunnerCrashed
 from arriero.image import PlacedImage
 from arriero.runner.messages import Failed, Finished, Grammar, PrefixUsed, Submit, Tokens, Vocabulary
 from arriero.scheduler import Lease, LoadRequest, error_of
+from arriero.server.metrics import ReplyMeter
 from arriero.server.models import OpenModel
 from arriero.server.parameters import Parameters
 from arriero.server.prefix_log import log_prefix
@@ -112,14 +113,24 @@ async def generate(services: Services, generation: Generation) -> AsyncGenerator
     await asyncio.to_thread(generation.prompt.whole)
     parameters = generation.parameters
     request = load_request(generation.model, parameters.num_ctx)
-    async with await services.scheduler.lease(request, keep_alive=generation.keep_alive) as lease:
-        load_ns = time.perf_counter_ns() - generation.started_ns
-        window = min(parameters.num_ctx or lease.context_length, lease.context_length)
-        limit = max(window, generation.model.context_length)
-        prompt = await asyncio.to_thread(generation.prompt.fitted, window, limit, parameters.num_predict)
-        async with aclosing(_reply(lease, generation, prompt, window, load_ns)) as events:
-            async for event in events:
-                yield event
+    meter = ReplyMeter(services.metrics, request.name, generation.started_ns)
+    reason = "left"
+    try:
+        async with await services.scheduler.lease(request, keep_alive=generation.keep_alive) as lease:
+            load_ns = time.perf_counter_ns() - generation.started_ns
+            window = min(parameters.num_ctx or lease.context_length, lease.context_length)
+            limit = max(window, generation.model.context_length)
+            prompt = await asyncio.to_thread(generation.prompt.fitted, window, limit, parameters.num_predict)
+            async with aclosing(_reply(lease, generation, prompt, window, load_ns, meter)) as events:
+                async for event in events:
+                    if isinstance(event, Final):
+                        reason = event.reason
+                    yield event
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        meter.end(reason)
 
 
 async def load(services: Services, model: OpenModel, num_ctx: int, keep_alive: float | None) -> None:
@@ -140,7 +151,7 @@ def load_request(model: OpenModel, num_ctx: int) -> LoadRequest:
 
 
 async def _reply(
-    lease: Lease, generation: Generation, prompt: Prompt, window: int, load_ns: int
+    lease: Lease, generation: Generation, prompt: Prompt, window: int, load_ns: int, meter: ReplyMeter
 ) -> AsyncGenerator[Event, None]:
     text, parser = generation.model.text, generation.prompt.parser()
     grammar = None
@@ -156,6 +167,7 @@ async def _reply(
         async for message in messages:
             if isinstance(message, Tokens):
                 first = first or time.perf_counter_ns()
+                meter.tokens(len(message.tokens))
                 for delta in join_deltas(_fed(transcript, message)):
                     yield delta
                 if transcript.stopped:
@@ -172,10 +184,12 @@ async def _reply(
     for delta in join_deltas(transcript.finish()):
         yield delta
     now = time.perf_counter_ns()
+    cached = finished.cached_tokens if finished else restored
+    meter.prompt(len(prompt), cached)
     yield Final(
         reason="length" if finished is not None and finished.reason == "length" and not transcript.stopped else "stop",
         stopped_by=transcript.stopped_by,
-        cached_tokens=finished.cached_tokens if finished else restored,
+        cached_tokens=cached,
         generated_tokens=len(transcript.tokens),
         thinking_tokens=transcript.thinking_tokens,
         total_ns=now - generation.started_ns,

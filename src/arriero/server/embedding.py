@@ -56,6 +56,7 @@ async def embed(
         window = min(num_ctx or own, own, lease.context_length)
         ids = await asyncio.to_thread(_encoded, model, texts, window, truncate)
         rows = await _computed(lease, model, ids)
+    services.metrics.prompt_tokens.add(sum(map(len, ids)), str(model.stored.name))
     if dimensions:
         if dimensions > rows.shape[1]:
             raise InvalidRequest(f"dimensions is {dimensions}, but the vectors of {model.asked} have {rows.shape[1]}")

@@ -12,7 +12,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
-from arriero.errors import ArrieroError, Cancelled, Forbidden, InvalidRequest, NotFound, PromptTooLong, ServerBusy
+from arriero.errors import (
+    ArrieroError,
+    Cancelled,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PromptTooLong,
+    ServerBusy,
+    Unauthorized,
+)
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +29,7 @@ JSON = "application/json; charset=utf-8"
 
 _STATUS: dict[type[BaseException], int] = {
     InvalidRequest: 400,
+    Unauthorized: 401,
     Forbidden: 403,
     NotFound: 404,
     Cancelled: 499,
@@ -29,6 +39,7 @@ _STATUS: dict[type[BaseException], int] = {
 
 _OPENAI_TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
@@ -36,6 +47,7 @@ _OPENAI_TYPES = {
 }
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
@@ -111,6 +123,8 @@ def scoped_body(scope: Scope, error: BaseException) -> bytes:
     if api_of(scope) == "native":
         return error_body(error)
     message, code = message_of(error), None
+    if isinstance(error, Unauthorized):
+        code = "invalid_api_key"
     if isinstance(error, PromptTooLong):
         # Agents look for these words, and shorten their history when they find them.
         code = "context_length_exceeded"

@@ -23,7 +23,7 @@ _SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
 _EXTENSIONS = ("chrome-extension", "moz-extension", "safari-web-extension")
 _STAINLESS = "arch async custom-poll-interval helper-method lang os package-version poll-helper retry-count runtime"
 ALLOWED_HEADERS = ", ".join(
-    ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta"]
+    ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "X-Request-Id", "OpenAI-Beta"]
     + ["OpenAI-Organization", "OpenAI-Project", "Idempotency-Key"]
     + ["x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"]
     + [f"x-stainless-{part}" for part in (*_STAINLESS.split(), "runtime-version", "timeout")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from arriero.server.metrics import Metrics
 from arriero.server.transfers import Transfers
 from arriero.settings import Settings
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Settings, the store, the models opened for their text, the scheduler, and transfers in flight."""
+    """Settings, the store, the models opened for their text, the scheduler, transfers in flight, what is counted."""
 
     settings: Settings
     store: Store
     models: Models
     scheduler: Scheduler
     transfers: Transfers = field(default_factory=Transfers)
+    metrics: Metrics = field(default_factory=Metrics)
 
     async def let_go(self, digest: str) -> None:
         """Unload a model once no name stands for it any more; requests that use it come to their end."""

@@ -18,12 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from arriero.errors import Cancelled, InvalidRequest
 from arriero.server.errors import BodyTooLarge
+from arriero.server.services import services_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 Check = Callable[[dict[str, Any]], None]
-
-MAX_BODY = 512 << 20
-"""Bytes of a JSON body (images travel inside it)."""
 
 _QUICK = 1 << 20
 """Bytes of a body that may be read on the event loop: larger ones would hold up every other reply."""
@@ -33,7 +31,7 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTA
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; BodyTooLarge above `limit` bytes, announced or not, Cancelled when it never ends."""
     announced = int(request.headers.get("content-length", 0))
     if announced > limit:
@@ -52,7 +50,7 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
 
 async def read_request(request: Request, kind: type[T], check: Check | None = None) -> T:
     """The request's body as `kind`; InvalidRequest for an empty body, bad JSON or a field of the wrong type."""
-    body = await read_body(request)
+    body = await read_body(request, services_of(request).settings.max_body)
     if len(body) < _QUICK:
         return parse(body, kind, check)
     return await asyncio.to_thread(parse, body, kind, check)
