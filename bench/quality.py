@@ -60,9 +60,9 @@ def main() -> None:
         tokenizer = Tokenizer.open(source)
         begin = tokenizer.encode("")
         ids = tokenizer.encode(text)[len(begin) :][: options.tokens or None]
-        found = compare(
+        (found,) = compare(
             opened(source, options.reference),
-            opened(source, options.candidate),
+            [opened(source, options.candidate)],
             ids,
             begin=begin,
             window=options.window,

@@ -18,10 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from arriero.bench.compared import Side, compare_models
+from arriero.bench.quality import compare
+from arriero.bench.weights import weight_errors
+from arriero.chat.tokenizer import Tokenizer
 from arriero.create.create import create
 from arriero.create.precisions import DENSE, PACKED
 from arriero.create.request import CreateRequest
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.contract import Model
 from arriero.runner.load import Loaded, load
 from arriero.store import manifests
 from arriero.store.model import StoredModel
@@ -48,22 +52,30 @@ def created(store: Store, folder: Path, kind: str, search: bool) -> StoredModel:
     return create(store, request, lambda status: tell(status["status"]) if "error" in status["status"] else None)
 
 
-def figures(stored: dict[str, StoredModel], kind: str, text: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Size and quality of one precision."""
-    layers = stored[kind].manifest.of(manifests.TENSOR)
-    found: dict[str, Any] = {"precision": kind, "bytes": sum(layer.size for layer in layers)}
-    if options.no_quality or kind == REFERENCE:
-        return found
-    result = compare_models(
-        Side(REFERENCE, stored[REFERENCE].source()),
-        Side(kind, stored[kind].source()),
-        text,
-        text_name="",
+def qualities(stored: dict[str, StoredModel], text: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """What each precision costs against the reference, which reads the text once for all."""
+    tokenizer = Tokenizer.open(stored[REFERENCE].source())
+    begin = tokenizer.encode("")
+    ids = tokenizer.encode(text)[len(begin) :][: options.most or None]
+    models = {kind: opened(model, options) for kind, model in stored.items()}
+    others = [kind for kind in stored if kind != REFERENCE]
+    found = compare(
+        models[REFERENCE],
+        [models[kind] for kind in others],
+        ids,
+        begin=begin,
         window=options.window,
-        dtype=options.dtype,
-        progress=lambda what: tell(f"{kind}: {what}"),
+        progress=lambda done: tell(f"{done} of {len(ids)} tokens"),
     )
-    return found | {"weight_error": result.weights.error} | result.quality.figures()
+    errors = {kind: weight_errors(*(Checkpoint.open(stored[k].source()) for k in (REFERENCE, kind))) for kind in others}
+    return {kind: {"weight_error": errors[kind].error} | one.figures() for kind, one in zip(others, found, strict=True)}
+
+
+def opened(model: StoredModel, options: argparse.Namespace) -> Model:
+    """The model, loaded."""
+    loaded = load(model.source(), options.dtype, lambda _: None)
+    assert isinstance(loaded, Loaded)
+    return loaded.model
 
 
 def speeds(stored: dict[str, StoredModel], options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -115,6 +127,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--text", nargs="+", type=Path, default=TEXTS)
+    parser.add_argument("--most", type=int, default=0, help="read no more tokens than these")
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--folder", type=Path, help="where the files go (default: a temporary folder)")
@@ -126,13 +139,15 @@ def main() -> None:
         store = Store(Path(place) / "store")
         kinds = [REFERENCE, *options.precisions]
         stored = {kind: created(store, folder, kind, not options.no_scale_search) for kind in kinds}
-        results = [figures(stored, kind, text, options) for kind in kinds]
+        sizes = {kind: sum(one.size for one in stored[kind].manifest.of(manifests.TENSOR)) for kind in kinds}
+        found = {} if options.no_quality else qualities(stored, text, options)
+        results = [{"precision": kind, "bytes": sizes[kind]} | found.get(kind, {}) for kind in kinds]
         reference = results[0] | {"reference_perplexity": results[-1].get("reference_perplexity")}
         speed = speeds(stored, options) if options.speed else {}
     print(json.dumps(facts()))
     print(f"{options.model.name}, activations {options.dtype}, windows of {options.window}")
-    for found in results:
-        print(line(found, reference, speed))
+    for result in results:
+        print(line(result, reference, speed))
     if options.json:
         options.json.write_text(json.dumps({"results": results, "speed": speed}, indent=2), "utf-8")
 

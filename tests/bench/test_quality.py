@@ -52,7 +52,7 @@ def draw(count: int) -> list[int]:
 
 def test_a_model_does_not_differ_from_itself() -> None:
     table = np.random.default_rng(1).normal(size=(VOCAB, VOCAB))
-    found = compare(Table(table).typed(), Table(table).typed(), draw(40))
+    (found,) = compare(Table(table).typed(), [Table(table).typed()], draw(40))
     assert (found.tokens, found.ratio, found.same_likeliest) == (39, 1, 1)
     assert found.mean_divergence == found.largest_divergence == 0
 
@@ -60,7 +60,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
 def test_the_figures_are_those_of_the_definitions() -> None:
     tables = np.random.default_rng(1).normal(size=(2, VOCAB, VOCAB))
     tokens = draw(60)
-    found = compare(Table(tables[0]).typed(), Table(tables[1]).typed(), tokens)
+    (found,) = compare(Table(tables[0]).typed(), [Table(tables[1]).typed()], tokens)
     first, second = (log_softmax(table)[tokens[:-1]] for table in tables)
     at = np.arange(59), tokens[1:]
     divergence = (np.exp(first) * (first - second)).sum(-1)
@@ -71,12 +71,18 @@ def test_the_figures_are_those_of_the_definitions() -> None:
     assert found.same_likeliest == pytest.approx((first.argmax(-1) == second.argmax(-1)).mean())
 
 
+def test_each_of_several_candidates_has_the_figures_that_it_has_alone() -> None:
+    tables = [Table(table).typed() for table in np.random.default_rng(1).normal(size=(3, VOCAB, VOCAB))]
+    together = compare(tables[0], tables[1:], draw(40))
+    alone = [compare(tables[0], [other], draw(40))[0] for other in tables[1:]]
+    assert [found.figures() for found in together] == [found.figures() for found in alone]
+
+
 def test_the_text_is_read_in_windows_and_chunks_and_logits_a_few_rows_at_a_time() -> None:
     model = Table(np.zeros((VOCAB, VOCAB)))
     done: list[int] = []
-    found = compare(
-        model.typed(), Table(np.zeros((VOCAB, VOCAB))).typed(), draw(50), window=30, chunk=20, progress=done.append
-    )
+    other = Table(np.zeros((VOCAB, VOCAB))).typed()
+    (found,) = compare(model.typed(), [other], draw(50), window=30, chunk=20, progress=done.append)
     assert model.chunks == [(0, 20), (20, 10), (0, 20)]
     assert found.tokens == 29 + 19
     assert max(model.rows) == LOGIT_ROWS
@@ -87,7 +93,7 @@ def test_the_text_is_read_in_windows_and_chunks_and_logits_a_few_rows_at_a_time(
 def test_what_stands_before_each_window_is_not_predicted() -> None:
     table = np.random.default_rng(1).normal(size=(VOCAB, VOCAB))
     tokens = draw(50)
-    found = compare(Table(table).typed(), Table(table).typed(), tokens, begin=[3, 4], window=30, chunk=20)
+    (found,) = compare(Table(table).typed(), [Table(table).typed()], tokens, begin=[3, 4], window=30, chunk=20)
     losses = [
         -log_softmax(table)[a, b] for part in (tokens[:30], tokens[30:]) for a, b in zip([4, *part], part, strict=False)
     ]
@@ -99,7 +105,7 @@ def test_a_token_that_both_rule_out_does_not_count() -> None:
     table = np.zeros((VOCAB, VOCAB))
     table[:, 4] = -np.inf
     tokens = [token % 4 for token in draw(20)]
-    found = compare(Table(table).typed(), Table(table).typed(), tokens)
+    (found,) = compare(Table(table).typed(), [Table(table).typed()], tokens)
     assert found.perplexity == pytest.approx(4)
     assert found.mean_divergence == 0
 
@@ -108,9 +114,9 @@ def test_a_token_that_both_rule_out_does_not_count() -> None:
 def test_a_text_that_predicts_nothing_is_refused(tokens: Sequence[int], window: int) -> None:
     model = Table(np.zeros((VOCAB, VOCAB))).typed()
     with pytest.raises(ValueError, match="nothing is predicted"):
-        compare(model, model, tokens, window=window)
+        compare(model, [model], tokens, window=window)
 
 
 def test_models_of_different_vocabularies_are_refused() -> None:
     with pytest.raises(ValueError, match="vocabularies of 5 and 6"):
-        compare(Table(np.zeros((5, 5))).typed(), Table(np.zeros((6, 6))).typed(), [1, 2])
+        compare(Table(np.zeros((5, 5))).typed(), [Table(np.zeros((6, 6))).typed()], [1, 2])

@@ -111,7 +111,7 @@ def compare_models(
         )
     _check_rows(reference, first, candidate, second)
     progress(f"reading {len(ids)} tokens")
-    quality = compare(first, second, ids, begin=begin, window=window)
+    (quality,) = compare(first, [second], ids, begin=begin, window=window)
     return Comparison(
         reference.label, candidate.label, *sizes, chosen, text_name, window, quality=quality, weights=weights
     )

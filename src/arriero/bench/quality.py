@@ -1,4 +1,4 @@
-"""What one way of computing a model costs in quality, measured against another over a text.
+"""What ways of computing a model cost in quality, measured against one of them over a text.
 
 Perplexity says whether a text became less likely; the divergence of the next token's distribution finds differences
 that perplexity averages out.
@@ -73,37 +73,39 @@ class Quality:
 
 def compare(
     reference: Model,
-    candidate: Model,
+    candidates: Sequence[Model],
     tokens: Sequence[int],
     *,
     begin: Sequence[int] = (),
     window: int = 2048,
     chunk: int = 512,
     progress: Callable[[int], None] = lambda _: None,
-) -> Quality:
-    """Both models read `tokens` in windows of their own context, in chunks of `chunk`, as the engine reads a prompt.
+) -> list[Quality]:
+    """All models read `tokens` in windows of their own context, in chunks of `chunk`, as the engine reads a prompt.
 
     `begin` stands before each window and is not predicted: a model that was trained with a token for the beginning
     is another without it. Without `begin` the first token of a window is not predicted. ValueError when none is, or
-    when the two have different vocabularies. Nothing larger than a few rows of logits is held.
+    when two have different vocabularies. Nothing larger than a few rows of logits is held.
     """
-    if reference.facts.vocab_size != candidate.facts.vocab_size:
-        raise ValueError(
-            f"vocabularies of {reference.facts.vocab_size} and {candidate.facts.vocab_size} tokens cannot be compared"
-        )
+    models = [reference, *candidates]
+    for other in candidates:
+        if reference.facts.vocab_size != other.facts.vocab_size:
+            raise ValueError(
+                f"vocabularies of {reference.facts.vocab_size} and {other.facts.vocab_size} tokens cannot be compared"
+            )
     if len(tokens) < 2 or window < 2:
         raise ValueError(f"{len(tokens)} tokens in windows of {window}: nothing is predicted")
     windows = [[*begin, *tokens[at : at + window]] for at in range(0, len(tokens), window)]
     given = max(len(begin), 1)
-    found: list[np.ndarray] = []
+    found: list[list[np.ndarray]] = [[] for _ in candidates]
     done = 0
     for ids in windows:
-        caches = [reference.new_caches(), candidate.new_caches()]
+        caches = [model.new_caches() for model in models]
         for at in range(0, len(ids) - 1, chunk):
             part = ids[at : at + chunk]
             states = [
                 model.forward(Batch(mx.array(part, mx.int32), [Span(0, len(part), at, held)])).final
-                for model, held in zip((reference, candidate), caches, strict=True)
+                for model, held in zip(models, caches, strict=True)
             ]
             mx.eval(
                 states, [array for held in caches for cache in held if cache is not None for array in cache.state()]
@@ -112,14 +114,15 @@ def compare(
                 wanted = np.array(ids[at + row + 1 : at + min(row + LOGIT_ROWS, len(part)) + 1])
                 if not wanted.size:
                     break
-                first, second = (
+                first, *others = (
                     _log_probabilities(model, hidden[row : row + len(wanted)])
-                    for model, hidden in zip((reference, candidate), states, strict=True)
+                    for model, hidden in zip(models, states, strict=True)
                 )
-                found.append(_rows(first, second, wanted))
+                for rows, second in zip(found, others, strict=True):
+                    rows.append(_rows(first, second, wanted))
             done += len(part)
             progress(done)
-    return Quality.of(Predictions(*np.concatenate(found, axis=1)))
+    return [Quality.of(Predictions(*np.concatenate(rows, axis=1))) for rows in found]
 
 
 def _log_probabilities(model: Model, hidden: mx.array) -> np.ndarray:

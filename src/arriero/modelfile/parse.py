@@ -50,7 +50,9 @@ def _instruction(
         end = _word_end(line, key_start)
         key, value_start = _visible(line[key_start:end]).lower(), skip_blanks(line, end)
         if name == "message" and key not in ROLES:
-            raise _error(at, key_start, f'message role must be one of "system", "user", or "assistant"; found "{key}"')
+            raise _error(
+                at, key_start, f'message role must be one of "system", "user", or "assistant"; found "{key[:40]}"'
+            )
     if value_start == len(line):
         raise _error(at, start, f'{name.upper()} needs {KEYED.get(name, "a value")} on the same line ("" for none)')
     try:
