@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import save
 
 from tests.helpers.echo_runner import say
+from tests.helpers.gguf_files import write_tiny_llama_gguf
+from tests.helpers.registry import fake_registry
 from tests.helpers.stored_model import CHATML, byte_tokenizer, put_model
 
 
@@ -96,7 +98,7 @@ def test_a_modelfile_error_has_its_line(http):
         ({"model": "x", "files": {"/abs": digest_of(b"")}}, "file path must be relative"),
         ({"model": "x", "files": {"a.gguf": "sha256:1"}}, "invalid digest format"),
         ({"model": "x", "files": {"a.gguf": digest_of(b"never uploaded")}}, "has not been uploaded"),
-        ({"model": "x", "from": "tiny", "adapters": {"a": digest_of(b"")}}, "adapters"),
+        ({"model": "x", "from": "tiny", "adapters": {"a": digest_of(b"no adapter")}}, "has not been uploaded"),
         ({"model": "x", "from": "tiny", "quantize": "q4_K_M"}, "quantisation 'q4_K_M' is not known"),
     ],
 )
@@ -109,7 +111,12 @@ def test_what_cannot_be_created_is_a_400_that_says_why(http, body, words):
 
 
 def test_an_unknown_base_is_a_404(http):
-    assert create(http, model="x", **{"from": "nobody"}).status_code == 404
+    with fake_registry() as registry:
+        name = f"{registry.host}/library/nobody"
+        reply = create(http, model="x", insecure=True, **{"from": name})
+    assert reply.status_code == 404
+    reason = "pull model manifest: file does not exist"
+    assert reply.json()["error"] == f"model '{name}:latest' not found, and it could not be pulled: {reason}"
 
 
 def test_safetensors_files_become_a_model_that_answers(http, server):
@@ -245,3 +252,21 @@ def test_a_window_grows_with_what_is_asked(http):
         loaded = {model["name"]: model for model in http.get("/api/ps").json()["models"]}
         assert loaded["tiny:latest"]["context_length"] == shown
     http.post("/api/generate", json={"model": "tiny", "keep_alive": 0})
+
+
+def test_a_base_that_is_not_there_is_pulled_first(server, http, tmp_path):
+    write_tiny_llama_gguf(tmp_path / "tiny.gguf")
+    weights = (tmp_path / "tiny.gguf").read_bytes()
+    with fake_registry() as registry:
+        registry.add("a/b:latest", {"model": weights, "system": b"Be brief."})
+        base = f"{registry.host}/a/b"
+        body = {"model": "made-of-it", "from": base, "insecure": True, "parameters": {"top_k": 3}}
+        statuses = [json.loads(line)["status"] for line in http.post("/api/create", json=body).text.splitlines()]
+        assert statuses[0] == "pulling manifest"
+        assert statuses.count("success") == 1
+        assert statuses[-1] == "success"
+        assert http.post("/api/show", json={"model": "made-of-it"}).json()["system"] == "Be brief."
+        again = [json.loads(line)["status"] for line in http.post("/api/create", json=body).text.splitlines()]
+        assert "pulling manifest" not in again
+        for name in ("made-of-it", base):
+            assert http.request("DELETE", "/api/delete", json={"model": name}).status_code == 200

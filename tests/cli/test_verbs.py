@@ -212,6 +212,46 @@ def test_show_prints_sections(arriero: Run, server: FakeServer) -> None:
     assert "  License\n    Line one\n    Line two\n    ...\n" in text
 
 
+def test_show_prints_groups_of_tensors_and_the_draft_on_its_own(arriero: Run, server: FakeServer) -> None:
+    group = {"name": "model.layers.*.mlp.up_proj.weight", "type": "int4", "count": 28, "bytes": 3_500_000}
+    draft = {"architecture": "DFlashDraftModel", "quantization_level": "mxfp4", "size": 91_000_000}
+    reply = {
+        "details": {"quantization_level": "int4"},
+        "tensor_groups": [group],
+        "tensors": [{"name": "model.norm.weight", "type": "F32", "shape": [4]}],
+        "draft": draft | {"tensors": [{"name": "draft.norm.weight", "type": "BF16", "shape": [8]}]},
+    }
+    server.replies["POST", "/api/show"] = lambda _: (200, reply)
+    text = arriero("show", "tiny").stdout
+    assert "  Quantization\n    model.layers.*.mlp.up_proj.weight    28    int4    3.5 MB\n" in text
+    assert (
+        "  Draft\n    architecture    DFlashDraftModel\n    quantization    mxfp4\n    size            91 MB\n" in text
+    )
+    assert "norm.weight" not in text
+    text = arriero("show", "-v", "tiny").stdout
+    assert "  Tensors\n    model.norm.weight    F32     [4]\n    draft.norm.weight    BF16    [8]\n" in text
+
+
+def test_list_has_a_line_for_a_draft(arriero: Run, server: FakeServer) -> None:
+    draft = {"architecture": "DFlashDraftModel", "quantization_level": "mxfp4", "size": 91_000_000}
+    server.replies["GET", "/api/tags"] = lambda _: (200, {"models": [MODEL | {"draft": draft}]})
+    lines = arriero("list").stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[2].split() == ["+", "draft", "DFlashDraftModel", "mxfp4", "91", "MB"]
+
+
+def test_a_precision_for_a_draft_wants_a_draft(arriero: Run, server: FakeServer) -> None:
+    result = arriero("create", "x", "--draft-quantize", "int8", "-f", "/dev/stdin", stdin="FROM tiny")
+    assert result.returncode == 1
+    assert "--draft-quantize requires a DRAFT model" in result.stderr
+    assert server.bodies("/api/create") == []
+    server.replies["POST", "/api/create"] = lambda _: (200, [{"status": "success"}])
+    modelfile = "FROM tiny\nDRAFT other"
+    assert arriero("create", "x", "--draft-quantize", "int8", "-f", "/dev/stdin", stdin=modelfile).returncode == 0
+    body = server.bodies("/api/create")[0]
+    assert (body["draft"], body["draft_quantize"], body["scale_search"]) == ("other", "int8", True)
+
+
 @pytest.mark.parametrize("reply", [(404, b"<!DOCTYPE html>\n<p>no</p>"), (200, b"<html>"), (200, b"[1]\n")])
 def test_another_kind_of_server_is_told_from_ours(arriero: Run, server: FakeServer, reply: tuple[int, bytes]) -> None:
     server.replies["POST", "/api/create"] = lambda _: reply

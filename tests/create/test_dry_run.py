@@ -10,6 +10,8 @@ from arriero.create.request import CreateRequest
 from arriero.errors import InvalidRequest
 from arriero.formats.safetensors import SafetensorsFile
 from arriero.store.store import Store
+from tests.create.test_adapter import peft
+from tests.create.test_drafts import draft_folder
 from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.unchecked import unchecked
 
@@ -56,3 +58,18 @@ def test_the_command_prints_a_table_and_sends_nothing(tmp_path, monkeypatch):
 def test_a_gguf_file_has_no_plan(tmp_path):
     with pytest.raises(InvalidRequest, match="GGUF files are taken as they are"):
         dry_run({"a.gguf": tmp_path / "a.gguf"}, "int4")
+
+
+def test_a_draft_and_an_adapter_are_in_the_plan(tmp_path):
+    write_folder(tmp_path / "m")
+    peft(tmp_path / "a")
+    draft_folder(tmp_path, "dflash_full")
+    text = "FROM ./m\nADAPTER ./a\nDRAFT ./draft\n"
+    (tmp_path / "Modelfile").write_text(text)
+    done = CliRunner().invoke(
+        cli, ["create", "x", "-f", str(tmp_path / "Modelfile"), "--draft-quantize", "int8", "--dry-run"]
+    )
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line.split() for line in done.output.splitlines()}
+    assert rows["draft.layers.*.self_attn.q_proj.weight"][1:4] == ["2", "BF16", "int8"]
+    assert rows["model.layers.*.self_attn.q_proj.weight"][1:6] == ["1", "F32", "+", "adapter", "F32"]

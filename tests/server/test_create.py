@@ -21,7 +21,7 @@ async def leave_after_the_first_status(tmp_path, monkeypatch, work) -> list[dict
     settings = replace(Settings.from_environ({"ARRIERO_HOME": str(tmp_path)}), ollama_models=None)
     services = Services(settings, Store.from_settings(settings), Models(), Scheduler(settings))
     monkeypatch.setattr(route, "create", lambda _store, _asked, report: work(report))
-    statuses = route._statuses(services, CreateRequest(model="x"))
+    statuses = route._statuses(services, CreateRequest(model="x", files={"a": "sha256:" + "0" * 64}))
     assert await anext(statuses) == {"status": "begun"}
     await statuses.aclose()
     del statuses

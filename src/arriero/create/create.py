@@ -35,8 +35,7 @@ def create(store: Store, request: CreateRequest, progress: Progress, *, check: C
     UnsupportedFeature, NotFound (the base model), CheckpointError, UnsupportedArchitecture, TemplateError or
     StoreError; whatever `progress` raises ends the import too.
     """
-    request = _with_modelfile(request)
-    check_request(request)
+    request = prepared(request)
     parameters = check_parameters(request.parameters)
     for name in sorted(OBSOLETE & request.parameters.keys()):
         log.warning("parameter %s has no effect any more and is left out", name)
@@ -54,6 +53,16 @@ def create(store: Store, request: CreateRequest, progress: Progress, *, check: C
         )
     progress({"status": "success"})
     return model
+
+
+def prepared(request: CreateRequest) -> CreateRequest:
+    """The request with the text of its `modelfile` in its fields, checked as far as it can be without the store.
+
+    Raises InvalidRequest, UnsupportedFeature or ModelfileError.
+    """
+    request = _with_modelfile(request)
+    check_request(request)
+    return request
 
 
 def _with_modelfile(request: CreateRequest) -> CreateRequest:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from arriero.create.adapter import open_adapter
+from arriero.create.draft import plan_draft
 from arriero.create.inventory import take_inventory
 from arriero.create.plan import BlobPlan, make_plan
 from arriero.create.precisions import parse_precision
@@ -30,8 +32,15 @@ class Group:
     target_bytes: int
 
 
-def dry_run(files: Mapping[str, Path], precision: str) -> list[Group]:
-    """The groups of an import's plan in order of names; reads headers only.
+def dry_run(
+    files: Mapping[str, Path],
+    precision: str,
+    *,
+    adapters: Mapping[str, Path] | None = None,
+    draft: Mapping[str, Path] | None = None,
+    draft_precision: str = "",
+) -> list[Group]:
+    """The groups of an import's plan in order of names; reads headers, and an adapter whole.
 
     Raises what `create` would raise of its plan, and InvalidRequest for GGUF files.
     """
@@ -39,8 +48,16 @@ def dry_run(files: Mapping[str, Path], precision: str) -> list[Group]:
         raise InvalidRequest("a dry run shows the plan of a safetensors model; GGUF files are taken as they are")
     inventory = take_inventory(files)
     check_config(inventory.config)
-    recoding = Recoding.to(parse_precision(precision), inventory.config) if precision else None
-    return groups(make_plan(inventory, recoding).blobs)
+    adapter = open_adapter(adapters) if adapters else None
+    recoding = None
+    if precision or adapter is not None:
+        asked = parse_precision(precision) if precision else ""
+        recoding = Recoding.to(asked, inventory.config, adapter=adapter)
+    blobs = make_plan(inventory, recoding).blobs
+    if adapter is not None:
+        adapter.check_taken()
+    beside = plan_draft(take_inventory(draft), draft_precision).plan.blobs if draft else []
+    return groups([*blobs, *beside])
 
 
 def groups(blobs: list[BlobPlan]) -> list[Group]:

@@ -118,7 +118,7 @@ def origin_of(work: Work, base: StoredModel | None) -> Origin:
     layers = list(target.kept)
     if target.plan is not None:
         made, count = target.plan.made, len(target.plan.blobs)
-        how = f", {made} of them changed" if made else " as they are"
+        how = f", {made} of them {'quantised' if request.precision else 'changed'}" if made else " as they are"
         work.progress({"status": f"importing {count} tensors{how} ({target.config.file_type})"})
         layers += _write_tensors(work, target.plan)
     layers += [add_layer(work.build, path.read_bytes(), kind, work.progress, name) for name, path, kind in target.files]

@@ -49,6 +49,8 @@ class CreateRequest(msgspec.Struct, kw_only=True):
     """Whether scales are chosen by the error of their group (ours)."""
     info: dict[str, Any] = {}
     remote_host: str = ""
+    insecure: bool = False
+    """Whether a base that has to be pulled first may come by plain HTTP (ours)."""
     path: str = ""
 
     @property

@@ -46,8 +46,10 @@ def create(
         folder = path.resolve().parent if path.is_file() else Path.cwd()
     else:
         instructions, folder = parse("FROM .\n"), Path.cwd()
+    if draft_quantize and not instructions.all("draft"):
+        raise click.ClickException("--draft-quantize requires a DRAFT model")
     if dry_run:
-        _print_plan(instructions, folder, quantize or "")
+        _print_plan(instructions, folder, quantize or "", draft_quantize or "")
         return
     with Progress() as progress:
         progress.show("gathering model components")
@@ -58,22 +60,26 @@ def create(
         body = {**gathered.body, "model": model}
         if quantize:
             body["quantize"] = quantize
-            body["scale_search"] = not no_scale_search
         if draft_quantize:
             body["draft_quantize"] = draft_quantize
+        if quantize or draft_quantize:
+            body["scale_search"] = not no_scale_search
         progress.follow(client.stream("POST", "/api/create", body))
 
 
-def _print_plan(instructions: Modelfile, folder: Path, quantize: str) -> None:
+def _print_plan(instructions: Modelfile, folder: Path, quantize: str, draft_quantize: str) -> None:
     """Tensor groups, their number, what they are and become, and the bytes of that; the sum last."""
     from arriero.cli.human import size, table
     from arriero.create.dry_run import dry_run
-    from arriero.create.gather import sources
+    from arriero.create.gather import adapter_files, draft_sources, sources
 
     name, files = sources(instructions, folder)
-    if name is not None:
-        raise click.ClickException(f"a dry run needs the files of a model; FROM {name} is one that is stored")
-    groups = dry_run(files, quantize)
+    draft_name, draft = draft_sources(instructions, folder)
+    for verb, stored in (("FROM", name), ("DRAFT", draft_name)):
+        if stored is not None:
+            raise click.ClickException(f"a dry run needs the files of a model; {verb} {stored} is one that is stored")
+    adapters = adapter_files(instructions, folder)
+    groups = dry_run(files, quantize, adapters=adapters, draft=draft, draft_precision=draft_quantize)
     rows = [[g.name, str(g.count), g.source, g.target, size(g.target_bytes)] for g in groups]
     before, after = sum(g.source_bytes for g in groups), sum(g.target_bytes for g in groups)
     rows.append(["all", str(sum(g.count for g in groups)), size(before), size(after), f"{after} bytes"])

@@ -19,11 +19,14 @@ def connect() -> Client:
 def print_models(client: Client, prefix: str = "") -> None:
     """The table of `arriero list` on stdout."""
     models = client.call("GET", "/api/tags")["models"]
-    rows = [
-        (m["name"], m["digest"][:12], human.size(m["size"]), human.ago(m["modified_at"]))
-        for m in models
-        if m["name"].lower().startswith(prefix.lower())
-    ]
+    rows = []
+    for m in models:
+        if not m["name"].lower().startswith(prefix.lower()):
+            continue
+        rows.append((m["name"], m["digest"][:12], human.size(m["size"]), human.ago(m["modified_at"])))
+        if draft := m.get("draft"):
+            what = " ".join(filter(None, (draft.get("architecture"), draft.get("quantization_level"))))
+            rows.append((f"  + draft {what}", "", human.size(draft["size"]), ""))
     click.echo(human.table(("NAME", "ID", "SIZE", "MODIFIED"), rows))
 
 

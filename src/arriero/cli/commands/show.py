@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from arriero.cli import human
 from arriero.cli.commands.models import connect
 
 _FIELDS = ("license", "modelfile", "parameters", "system", "template")
@@ -41,6 +42,10 @@ def _flags_given(ctx: click.Context) -> list[str]:
 def render(reply: dict[str, Any], verbose: bool = False) -> str:
     """The sections of a `/api/show` reply as text."""
     sections = [_section("Model", _model_rows(reply))]
+    if groups := reply.get("tensor_groups"):
+        sections.append(_section("Quantization", _group_rows(groups)))
+    if draft := reply.get("draft"):
+        sections.append(_section("Draft", _draft_rows(draft)))
     if capabilities := reply.get("capabilities"):
         sections.append(_section("Capabilities", [(name,) for name in capabilities]))
     if parameters := reply.get("parameters"):
@@ -50,6 +55,7 @@ def render(reply: dict[str, Any], verbose: bool = False) -> str:
         info = reply.get("model_info") or {}
         sections.append(_section("Metadata", [(key, _short(info[key])) for key in sorted(info)]))
         tensors = reply.get("tensors") or []
+        tensors = tensors + ((reply.get("draft") or {}).get("tensors") or [])
         rows = [(t["name"], t["type"], str(list(t["shape"]))) for t in tensors]
         sections.append(_section("Tensors", rows))
     if system := reply.get("system"):
@@ -72,6 +78,21 @@ def _model_rows(reply: dict[str, Any]) -> list[tuple[str, ...]]:
         ("requires", reply.get("requires") or ""),
     ]
     return [(name, str(value)) for name, value in rows if value not in ("", None)]
+
+
+def _group_rows(groups: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for each kind of tensor: name, how many, type, bytes."""
+    return [(g["name"], str(g["count"]), g["type"], human.size(g["bytes"])) for g in groups]
+
+
+def _draft_rows(draft: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = [
+        ("architecture", draft.get("architecture") or ""),
+        ("parameters", draft.get("parameter_size") or ""),
+        ("quantization", draft.get("quantization_level") or ""),
+        ("size", human.size(draft["size"])),
+    ]
+    return [row for row in rows if row[1]] + _group_rows(draft.get("tensor_groups") or [])
 
 
 def _section(title: str, rows: list[tuple[str, ...]]) -> str:

@@ -12,15 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from arriero.create.create import create
-from arriero.errors import ArrieroError, Cancelled
+from arriero.create.create import create, prepared
+from arriero.errors import ArrieroError, Cancelled, NotFound
 from arriero.server.errors import report as log_error
 from arriero.server.routes.replies import json_reply
+from arriero.server.routes.transfer import pulling
 from arriero.server.schemas.ollama import CreateRequest
 from arriero.server.schemas.wire import read_request
 from arriero.server.services import Services, services_of
 from arriero.server.stream import ndjson, while_connected
 from arriero.store.model import StoredModel
+from arriero.store.names import Name
 from arriero.store.store import Store
 
 
@@ -36,6 +38,10 @@ async def create_route(request: Request) -> Response:
 async def _statuses(services: Services, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
     """What `create` reports from its thread; closing the generator ends the import, which then leaves nothing."""
     store, loop = services.store, asyncio.get_running_loop()
+    for name in await asyncio.to_thread(_missing, store, asked):
+        async with aclosing(_pulled(services, name, asked)) as pulled:
+            async for told in pulled:
+                yield told
     replaced = await asyncio.to_thread(_digest, store, asked.model or asked.name)
     queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     left = threading.Event()
@@ -63,6 +69,26 @@ async def _statuses(services: Services, asked: CreateRequest) -> AsyncGenerator[
     finally:
         left.set()
         await asyncio.wait((work,))
+
+
+def _missing(store: Store, asked: CreateRequest) -> list[Name]:
+    """Models that the request is made of and the store has not; raises what is wrong with the request by itself."""
+    request = prepared(asked)
+    names = [Name.parse(text) for text in (request.from_, request.draft) if text]
+    return [name for name in dict.fromkeys(names) if name not in store]
+
+
+async def _pulled(services: Services, name: Name, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
+    """The statuses of a pull but the last; NotFound with the reason when it fails."""
+    try:
+        async with aclosing(pulling(services, name, insecure=asked.insecure)) as statuses:
+            async for status in statuses:
+                if status["status"] != "success":
+                    yield status
+    except Cancelled:
+        raise
+    except ArrieroError as error:
+        raise NotFound(f"model '{name}' not found, and it could not be pulled: {error}") from None
 
 
 def _digest(store: Store, name: str) -> str:
