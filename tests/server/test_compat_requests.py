@@ -67,7 +67,7 @@ def test_parts_are_one_message_with_images_at_their_places() -> None:
 def test_nothing_is_fetched(url: str) -> None:
     with pytest.raises(UnsupportedFeature, match="not fetched"):
         chat({"role": "user", "content": [{"type": "image_url", "image_url": url}]})
-    with pytest.raises(UnsupportedFeature, match="nothing is fetched"):
+    with pytest.raises(UnsupportedFeature, match="not fetched"):
         blocks({"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": url}}]})
     with pytest.raises(UnsupportedFeature, match="not fetched"):
         items({"role": "user", "content": [{"type": "input_image", "image_url": url}]})

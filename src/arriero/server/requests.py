@@ -65,8 +65,11 @@ def images_of(model: OpenModel, where: str, images: Sequence[str]) -> list[bytes
 
 
 def _bytes_of(where: str, text: str) -> bytes:
-    if text.startswith(("http://", "https://")):
-        raise UnsupportedFeature(f"{where} is a URL: image URLs are not fetched, send the image itself as base64")
+    if text.lstrip()[:8].lower().startswith(("http://", "https://")):
+        raise UnsupportedFeature(
+            f"{where} is a URL: image URLs are not fetched, send the image itself as base64 "
+            "(a server with ARRIERO_FETCH_IMAGES=1 fetches them)"
+        )
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):

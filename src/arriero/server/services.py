@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from arriero.server.fetch import Fetcher
 from arriero.server.metrics import Metrics
 from arriero.server.transfers import Transfers
 from arriero.settings import Settings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Settings, the store, the models opened for their text, the scheduler, transfers in flight, what is counted."""
+    """Settings, the store, the models opened for their text, the scheduler, transfers, counts, what fetches."""
 
     settings: Settings
     store: Store
@@ -28,6 +29,7 @@ class Services:
     scheduler: Scheduler
     transfers: Transfers = field(default_factory=Transfers)
     metrics: Metrics = field(default_factory=Metrics)
+    fetcher: Fetcher = field(default_factory=Fetcher)
 
     async def let_go(self, digest: str) -> None:
         """Unload a model once no name stands for it any more; requests that use it come to their end."""

@@ -24,10 +24,10 @@ def _image(part: Part, where: str) -> str:
     source = part.get("source")
     if not isinstance(source, dict):
         raise InvalidRequest(f"{where}.source must be an object")
+    if source.get("type") == "url":
+        return text_field(source, "url", f"{where}.source")
     if source.get("type") != "base64":
-        raise UnsupportedFeature(
-            f"{where}.source.type is {source.get('type')!r:.40}: only base64 images are supported, nothing is fetched"
-        )
+        raise UnsupportedFeature(f"{where}.source.type is {source.get('type')!r:.40}: it must be base64 or url")
     return text_field(source, "data", f"{where}.source")
 
 

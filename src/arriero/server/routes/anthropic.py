@@ -18,6 +18,7 @@ from arriero.server.compat.prepare import open_model, prepare, stops_of, unforce
 from arriero.server.compat.sse import event, sse
 from arriero.server.completion import Generation, generate
 from arriero.server.errors import scoped_body
+from arriero.server.remote_images import with_images
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas import anthropic as wire
 from arriero.server.services import Services, services_of
@@ -45,6 +46,7 @@ async def count_route(request: Request) -> Response:
     services = services_of(request)
 
     async def count() -> int:
+        await _fetch_images(services, asked)
         model = await open_model(services, asked.model)
         return len(await asyncio.to_thread(lambda: unforced(prompt_of(model, asked)).whole()))
 
@@ -54,6 +56,7 @@ async def count_route(request: Request) -> Response:
 async def _prepare(services: Services, asked: wire.MessagesRequest) -> Generation:
     if asked.max_tokens is None or asked.max_tokens < 1:
         raise InvalidRequest("max_tokens is required and must be positive")
+    await _fetch_images(services, asked)
     return await prepare(
         services,
         asked.model,
@@ -70,6 +73,12 @@ async def _prepare(services: Services, asked: wire.MessagesRequest) -> Generatio
         min_p=asked.min_p,
         seed=asked.seed,
     )
+
+
+async def _fetch_images(services: Services, asked: wire.CountRequest) -> None:
+    contents = await with_images(services, asked.model, [turn.content for turn in asked.messages])
+    for turn, content in zip(asked.messages, contents, strict=True):
+        turn.content = content
 
 
 async def _events(

@@ -22,6 +22,7 @@ from arriero.server.completion import Final, Generation, generate, load
 from arriero.server.models import OpenModel, find
 from arriero.server.parameters import Parameters, settle
 from arriero.server.prompts import ContinuedPrompt, ConversationPrompt, FilledPrompt, TextPrompt
+from arriero.server.remote_images import fetched
 from arriero.server.requests import (
     images_of,
     keep_alive_of,
@@ -81,6 +82,7 @@ async def _chat_shortcut(services: Services, asked: wire.ChatRequest) -> wire.Ch
     )
     if asked.messages:
         model = await services.models.open(services.store, asked.model)
+        await _fetch_images(services, model, *asked.messages)
         prompt = await asyncio.to_thread(_chat_prompt, model, asked)
         count = sum(len(message.images) for message in asked.messages)
         reply.debug_info = wire.DebugInfo(await asyncio.to_thread(prompt.rendered), count)
@@ -91,6 +93,7 @@ async def _chat_shortcut(services: Services, asked: wire.ChatRequest) -> wire.Ch
 
 async def _chat(services: Services, asked: wire.ChatRequest) -> AsyncGenerator[wire.ChatReply, None]:
     model = await services.models.open(services.store, asked.model)
+    await _fetch_images(services, model, *asked.messages)
     generation = Generation(
         model=model,
         prompt=await asyncio.to_thread(_chat_prompt, model, asked),
@@ -161,6 +164,7 @@ async def _generate_shortcut(services: Services, asked: wire.GenerateRequest) ->
     reply = wire.GenerateReply(model=asked.model, created_at=wire.timestamp(), response="", done=True)
     if asked.debug_render_only and asked.prompt:
         model = await services.models.open(services.store, asked.model)
+        await _fetch_images(services, model, asked)
         prompt = await asyncio.to_thread(_generate_prompt, model, asked)
         reply.debug_info = wire.DebugInfo(await asyncio.to_thread(prompt.rendered), len(asked.images))
         reply.done = False
@@ -171,6 +175,7 @@ async def _generate_shortcut(services: Services, asked: wire.GenerateRequest) ->
 
 async def _generate(services: Services, asked: wire.GenerateRequest) -> AsyncGenerator[wire.GenerateReply, None]:
     model = await services.models.open(services.store, asked.model)
+    await _fetch_images(services, model, asked)
     generation = Generation(
         model=model,
         prompt=await asyncio.to_thread(_generate_prompt, model, asked),
@@ -235,6 +240,13 @@ async def _fold_generate(objects: AsyncGenerator[wire.GenerateReply, None]) -> w
 
 
 # --- both
+
+
+async def _fetch_images(services: Services, model: OpenModel, *asked: wire.Message | wire.GenerateRequest) -> None:
+    """Put images in the place of their addresses, where the server fetches them."""
+    found = await fetched(services, model, [image for holder in asked for image in holder.images])
+    for holder in asked:
+        holder.images = [found.get(image, image) for image in holder.images]
 
 
 async def _load_or_unload(services: Services, asked: wire.GenerationFields, what: str) -> str:

@@ -28,6 +28,7 @@ from arriero.server.completion import Generation, PromptMaker, generate
 from arriero.server.errors import scoped_body
 from arriero.server.models import OpenModel
 from arriero.server.prompts import FilledPrompt, TextPrompt
+from arriero.server.remote_images import with_images
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas import openai as wire
 from arriero.server.services import Services, services_of
@@ -60,6 +61,9 @@ async def completion_route(request: Request) -> Response:
 
 async def _chat(services: Services, asked: wire.ChatRequest, *, usage: bool) -> AsyncGenerator[wire.ChatReply, None]:
     form = format_of(asked.response_format, "response_format")
+    contents = await with_images(services, asked.model, [message.content for message in asked.messages])
+    for message, content in zip(asked.messages, contents, strict=True):
+        message.content = content
 
     def make(model: OpenModel) -> PromptMaker | ForcedCall:
         return offer_prompt(

@@ -37,6 +37,7 @@ from arriero.server.completion import Generation, generate
 from arriero.server.errors import message_of
 from arriero.server.models import OpenModel
 from arriero.server.prompts import ConversationPrompt
+from arriero.server.remote_images import with_images
 from arriero.server.routes.replies import json_reply
 from arriero.server.schemas.responses import INCLUDES, RESPONSES, ResponseRequest
 from arriero.server.services import Services, services_of
@@ -85,7 +86,8 @@ async def count_route(request: Request) -> Response:
 
     async def count() -> int:
         model = await open_model(services, asked.model)
-        return len(await asyncio.to_thread(lambda: unforced(_prompt(model, asked, items)).whole()))
+        whole = await with_images(services, asked.model, items)
+        return len(await asyncio.to_thread(lambda: unforced(_prompt(model, asked, whole)).whole()))
 
     tokens = await while_connected(request.receive, count())
     return json_reply({"object": "response.input_tokens", "input_tokens": tokens})
@@ -192,6 +194,7 @@ async def _prepare(services: Services, asked: ResponseRequest, items: list[Item]
 async def _events(
     services: Services, store: ResponsesStore, asked: ResponseRequest, items: list[Item], writer: ResponseEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
+    items = await with_images(services, asked.model, items)
     generation = await _prepare(services, asked, items)
     async with aclosing(generate(services, generation)) as found:
         async for item in found:
