@@ -37,6 +37,10 @@ _KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 def source(kind: Kind, text: str) -> str:
     """The grammar in llguidance's own notation; InvalidRequest for a schema that is no JSON object."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{_NAMES[kind]} holds half of a surrogate pair, which is no character") from None
     if len(text) > _LARGEST:
         raise InvalidRequest(f"{_NAMES[kind]} has {len(text)} characters; at most {_LARGEST} are taken")
     if kind == "lark":

@@ -36,6 +36,8 @@ FUNCTIONS = [
 LLAMA = AGENT.replace(" in <tool_call> tags", ' as {"name": …, "parameters": …} after <|python_tag|>').replace(
     "<tool_call>", "<|python_tag|>"
 )
+TAGS = dict.fromkeys(("tagged", "bare", "odd"), ("<think>", "</think>"))
+TAGS["gemma"] = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 ASKED: Any = [{"role": "user", "content": "Hi"}]
 HOT: dict[str, Any] = {"temperature": 1.5, "max_tokens": 3000}
 
@@ -46,16 +48,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("forced")
     held = tensors()
     table = held["model.embed_tokens.weight"]
-    held["model.embed_tokens.weight"] = np.concatenate([table, table[:2]])
-    odd = AGENT.replace("<tool_call>", "[TOOL_CALLS]")
+    held["model.embed_tokens.weight"] = np.concatenate([table, table[:5]])
+    odd = AGENT.replace("<tool_call>", "<|tool_call_start|>")
+    gemma = (
+        AGENT.replace("<tool_call>", "<|tool_call>").replace("<think>", "<|channel>").replace("</think>", "<channel|>")
+    )
     with live_server(folder, [sys.executable, "-m", "arriero.runner"]) as running:
-        for name, template in (("tagged", AGENT), ("bare", LLAMA), ("odd", odd)):
+        for name, template in (("tagged", AGENT), ("bare", LLAMA), ("gemma", gemma), ("odd", odd)):
             made = write_folder(
                 folder / name,
                 {"model.safetensors": held},
-                config={"vocab_size": 261, "max_position_embeddings": 8192},
+                config={"vocab_size": 264, "max_position_embeddings": 8192},
             )
-            (made / "tokenizer.json").write_text(byte_tokenizer((*SPECIAL, "<think>", "</think>")).to_str())
+            (made / "tokenizer.json").write_text(byte_tokenizer((*SPECIAL, *TAGS[name])).to_str())
             (made / "chat_template.jinja").write_text(template)
             create(running.store, CreateRequest(model=name, files=upload(running.store, made)), lambda status: None)
         yield running
@@ -73,7 +78,7 @@ def checked(name: str, arguments: Any) -> str:
     return name
 
 
-@pytest.mark.parametrize("model", ["tagged", "bare"])
+@pytest.mark.parametrize("model", ["tagged", "bare", "gemma"])
 @pytest.mark.parametrize("effort", ["none", "high"])
 def test_a_call_is_made_when_it_must_be(client: openai.OpenAI, model: str, effort: str) -> None:
     def reply(seed: int) -> Any:
@@ -152,6 +157,19 @@ def test_a_schema_that_can_not_be_enforced_is_any_object_unless_it_is_strict(cli
     body["tools"] = [{"type": "function", "function": odd | {"strict": True}}]
     with pytest.raises(openai.BadRequestError, match=r"'odd': .*'not'"):
         client.chat.completions.create(**body)
+
+
+@pytest.mark.parametrize("route", ["/api/chat", "/v1/chat/completions"])
+def test_a_strict_schema_that_can_not_be_enforced_is_refused_where_calls_are_free(
+    server: LiveServer, route: str
+) -> None:
+    odd = {"name": "odd", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    body = {"model": "gemma", "messages": ASKED, "tools": [{"type": "function", "function": odd}], "stream": True}
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        reply = http.post(route, json=body)
+    assert reply.status_code == 400
+    assert "'odd'" in reply.text
+    assert "'not' is not supported" in reply.text
 
 
 def test_what_can_not_be_enforced_is_refused(client: openai.OpenAI) -> None:

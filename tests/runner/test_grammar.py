@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 
-from arriero.runner.messages import Failed, Finished, Grammar, SamplingOptions, Thoughts, Vocabulary
+from arriero.runner.messages import Failed, Finished, Grammar, SamplingOptions, Thoughts, Trigger, Vocabulary
 from arriero.runner.sampling import Sampler
+from arriero.runner.sampling.constraint import Constraint
 from arriero.runner.sampling.grammar import Grammars
 from tests.helpers.engine_runs import Reply, run
 from tests.helpers.grammars import (
+    CALL,
     SCHEMAS,
     STOP,
     THINK,
@@ -222,7 +226,7 @@ def test_replies_fit_while_copies_of_their_own_text_are_drafted() -> None:
 def test_a_call_on_offer_may_stand_in_the_grammars_place() -> None:
     grammars = Grammars(VOCABULARY, len(TOKENS))
     wanted = Grammar(kind="regex", text="a{3}", thoughts=OPENED, calls=[b"<think>"])
-    constraint = grammars.begin(wanted, [STOP])
+    constraint = Constraint(grammars, wanted, [STOP])
     constraint.start()
     for token in (1, 2, UNTHINK):
         constraint.advance(token)
@@ -239,7 +243,7 @@ def test_thoughts_that_lead_to_a_call_may_end_the_reply() -> None:
     grammars = Grammars(VOCABULARY, len(TOKENS))
     for may in (False, True):
         wanted = Grammar(kind="regex", text="a", thoughts=OPENED, calls_stop=may)
-        constraint = grammars.begin(wanted, [STOP])
+        constraint = Constraint(grammars, wanted, [STOP])
         constraint.start()
         assert constraint.allowed()[STOP] == may
     grammars.close()
@@ -247,7 +251,7 @@ def test_thoughts_that_lead_to_a_call_may_end_the_reply() -> None:
 
 def test_one_line_break_may_follow_thoughts_and_no_more() -> None:
     grammars = Grammars(VOCABULARY, len(TOKENS))
-    constraint = grammars.begin(Grammar(kind="regex", text="a", thoughts=OPENED), [])
+    constraint = Constraint(grammars, Grammar(kind="regex", text="a", thoughts=OPENED), [])
     constraint.start()
     constraint.advance(UNTHINK)
     assert constraint.allowed()[ord("\n")]
@@ -258,7 +262,7 @@ def test_one_line_break_may_follow_thoughts_and_no_more() -> None:
 
 def test_control_tokens_are_no_part_of_a_grammars_text() -> None:
     grammars = Grammars(VOCABULARY, len(TOKENS))
-    constraint = grammars.begin(Grammar(kind="regex", text="(?s:.*)"), [STOP])
+    constraint = Constraint(grammars, Grammar(kind="regex", text="(?s:.*)"), [STOP])
     constraint.start()
     allowed = constraint.allowed()
     assert not allowed[[THINK, UNTHINK]].any()
@@ -273,7 +277,7 @@ def spelled(words: list[str]) -> list[bytes]:
 
 def constraint_of(tokens: list[bytes], thoughts: Thoughts, text: str = "ab?") -> tuple[Any, Grammars]:
     grammars = Grammars(Vocabulary(tokens=tokens, special=[]), len(tokens))
-    made = grammars.begin(Grammar(kind="regex", text=text, thoughts=thoughts), [])
+    made = Constraint(grammars, Grammar(kind="regex", text=text, thoughts=thoughts), [])
     made.start()
     return made, grammars
 
@@ -312,6 +316,49 @@ def test_a_token_that_the_grammar_takes_does_not_open_thoughts() -> None:
     made.advance(0)
     assert np.flatnonzero(made.allowed()).tolist() == [2]
     grammars.close()
+
+
+CALLED = Trigger(pattern="[A-Z]", lark='start: "(" /[0-9]{2}/ <[274]>')
+"""Behind a capital letter, two digits in brackets, the closing one being the token CALL."""
+
+
+def held(reply: Reply) -> int:
+    """Triggers that were followed as they say; the reply is anything else between them."""
+    said = b"".join(b"\xff)" if token == CALL else TOKENS[token] for token in reply.tokens)
+    free = re.sub(rb"[A-Z]\([0-9]{2}\xff\)", b"", said)
+    # The last one may have met the end of the reply.
+    assert not re.search(rb"[A-Z](?!\(?[0-9]{0,2}\Z)", free), said
+    return len(re.findall(rb"[A-Z]\([0-9]{2}\xff\)", said))
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_a_free_reply_is_bound_behind_its_triggers_alone_in_batches_and_under_drafts(speculate: bool) -> None:
+    free = Grammar(kind="free", triggers=[CALLED])
+    made = engine(rows=1 if speculate else 8, speculate=speculate)
+    for seed in range(8):
+        request = ask(str(seed), free, seed, count=120, logprobs=True, top_logprobs=2)
+        made.submit(msgspec.structs.replace(request, stop_tokens=[STOP]))
+    replies = run(made)
+    assert sum(map(held, replies.values())) > 8
+    assert all(len(reply.logprobs) == len(reply.tokens) for reply in replies.values())
+    assert not speculate or made.counts().draft_rounds > 0
+    made.close()
+
+
+def test_a_trigger_that_ends_the_reply_does() -> None:
+    made = engine()
+    ends = Trigger(pattern="[A-Z]", lark='start: "(" /[0-9]{2}/ ")"', ends=True)
+    for seed in range(8):
+        made.submit(ask(str(seed), Grammar(kind="free", triggers=[ends]), seed, count=400))
+    replies = run(made)
+    found = [re.fullmatch(r"(?s)[^A-Z]*([A-Z]\([0-9]{2}\))?", answer_of(reply)) for reply in replies.values()]
+    assert sum(match is not None and match[1] is not None for match in found) > 3
+    assert all(found)
+    made.close()
+
+
+def answer_of(reply: Reply) -> str:
+    return b"".join(TOKENS[token] for token in reply.tokens).decode("latin-1")
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

@@ -13,7 +13,7 @@ from arriero.runner.messages import TokenLogprob
 from arriero.server.completion import join_deltas
 from arriero.server.transcript import Delta, Transcript
 from arriero.source import FolderSource
-from tests.helpers.stored_model import byte_tokenizer
+from tests.helpers.stored_model import SPECIAL, byte_tokenizer
 
 MARKED = 'Grüße 👩‍👩‍👧 {"a": <b>} 漢字 🇨🇿 end'
 
@@ -119,3 +119,27 @@ def test_the_order_of_content_and_thinking_is_kept_when_they_come_at_once():
 
 def test_without_log_probabilities_none_come_out(tokenizer):
     assert all(not delta.logprobs for delta in run(tokenizer, list(b"abc"), logprobs=False))
+
+
+def test_a_tag_that_is_a_token_counts_only_where_it_came_as_one(tmp_path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer((*SPECIAL, "<think>", "</think>")).to_str())
+    made = Tokenizer.open(FolderSource(str(tmp_path)))
+    opening, closing = made.token_id("<think>"), made.token_id("</think>")
+    thought = [opening, *b"say </think> in it", closing, *b"and <think>so</think>"]
+    for sizes in ((1,), (3,), (100,)):
+        parser = ReplyParser("", tags=ThinkingTags())
+        found = folded(run(made, thought, parser=parser, sizes=sizes))
+        assert found[:2] == ("say </think> in it", "and <think>so</think>")
+
+
+def test_a_tag_that_is_text_to_the_vocabulary_counts_as_text(tokenizer) -> None:
+    data = b"<think>hm</think>so"
+    assert folded(run(tokenizer, list(data), parser=ReplyParser("", tags=ThinkingTags())))[:2] == ("hm", "so")
+
+
+def test_a_stop_string_may_begin_in_a_tag(tmp_path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer((*SPECIAL, "<think>", "</think>")).to_str())
+    made = Tokenizer.open(FolderSource(str(tmp_path)))
+    reply = [*b"ab", made.token_id("<think>"), *b"cd"]
+    assert folded(run(made, reply, stops=("k>cd",)))[1] == "ab<thin"
+    assert folded(run(made, reply, stops=("k>ce",)))[1] == "ab<think>cd"

@@ -15,8 +15,12 @@ from arriero.formats.safetensors_folder import open_folder
 from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
 
 
+GGUF_KEYS = "metadata.gguf"
+"""The keys of the GGUF file that a model of tensor layers was made of: its tokenizer and templates are in them."""
+
+
 class TextFiles:
-    """Reads a model's small files once; `metadata` is empty unless the model is a GGUF file."""
+    """Reads a model's small files once; `metadata` is empty unless the model is, or was, a GGUF file."""
 
     def __init__(
         self,
@@ -36,7 +40,9 @@ class TextFiles:
         if isinstance(source, GGUFSource):
             return cls({}, GGUFFile(source.paths[0]).metadata)
         if isinstance(source, LayersSource):
-            return cls({name: Path(path) for name, path in source.files.items()}, {}, lambda: source.tensors)
+            paths = {name: Path(path) for name, path in source.files.items()}
+            metadata = GGUFFile(paths[GGUF_KEYS]).metadata if GGUF_KEYS in paths else {}
+            return cls(paths, metadata, lambda: source.tensors)
         assert isinstance(source, FolderSource)
         folder = Path(source.path)
         if not folder.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,11 +14,16 @@ from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.harmony import HarmonyParser
 from arriero.chat.parsers.reply import ReplyParser
 from arriero.errors import InvalidRequest
-from arriero.runner.messages import Grammar, Thoughts
+from arriero.runner.messages import Grammar, Thoughts, Trigger
+
+Spell = Callable[[str], int | None]
+"""The token that a tag is in a vocabulary, None where it is text."""
 
 _ANY_OBJECT = '{"type": "object"}'
-_FINAL = r"<\|channel\|>final[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
-"""Where the answer of a reply with channels begins."""
+
+
+def _no_tokens(_tag: str) -> None:
+    """No tag is a token."""
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -27,6 +33,8 @@ class Format(msgspec.Struct, frozen=True):
     text: str
     alone: bool = False
     """Nothing may stand in its place, not even a call."""
+    whole: bool = False
+    """It holds for the thoughts, too."""
 
 
 def read_format(value: Any, field: str = "format") -> Format | None:
@@ -55,21 +63,46 @@ def read_format(value: Any, field: str = "format") -> Format | None:
     return found
 
 
-def grammar_for(wanted: Format, parser: Parser) -> Grammar:
-    """The grammar of a reply that `parser` is going to read: behind its thoughts, unless it calls a tool on offer."""
+def grammar_for(
+    wanted: Format | None, parser: Parser, spell: Spell = _no_tokens, triggers: Sequence[Trigger] = ()
+) -> Grammar:
+    """The grammar of a reply that `parser` is going to read: behind its thoughts, unless it calls a tool on offer.
+
+    `spell` says which tags are tokens, `triggers` what holds in its calls. None wanted: it is free but for those.
+    """
     thoughts: Thoughts | None = None
     calls: list[bytes] = []
     calls_stop = False
     if isinstance(parser, HarmonyParser):
-        if not parser.answering:
-            thoughts = Thoughts(opening=b"", closing=_FINAL, opened=True)
+        if wanted is not None and not wanted.whole and not parser.answering:
+            thoughts = Thoughts(opening=b"", closing=_final(spell), opened=True)
         calls_stop = parser.has_tools
     elif isinstance(parser, ReplyParser):
-        calls = [] if wanted.alone else [opening.encode() for opening in parser.call_openings]
+        alone = wanted is not None and wanted.alone
+        calls = [] if alone else [opening.encode() for opening in parser.call_openings]
         found = parser.thoughts
         if found is not None:
-            thoughts = Thoughts(opening=found.opening.encode(), closing=re.escape(found.closing), opened=found.opened)
-    return Grammar(kind=wanted.kind, text=wanted.text, thoughts=thoughts, calls=calls, calls_stop=calls_stop)
+            closing = marked(found.closing, spell)
+            thoughts = Thoughts(opening=found.opening.encode(), closing=closing, opened=found.opened)
+    return Grammar(
+        kind="free" if wanted is None else wanted.kind,
+        text="" if wanted is None else wanted.text,
+        thoughts=thoughts,
+        calls=calls,
+        calls_stop=calls_stop,
+        triggers=list(triggers),
+    )
+
+
+def marked(tag: str, spell: Spell) -> str:
+    """A regular expression, as `Trigger` has them, for a tag: its token where it is one, else its text."""
+    return re.escape(tag) if spell(tag) is None else rf"\xff{re.escape(tag)}"
+
+
+def _final(spell: Spell) -> str:
+    """Where the answer of a reply with channels begins."""
+    channel, constrain, message = (marked(f"<|{tag}|>", spell) for tag in ("channel", "constrain", "message"))
+    return rf"{channel}final[^<]{{0,40}}(?:{constrain}[^<]{{0,40}})?{message}"
 
 
 def _shown(value: Any) -> str:

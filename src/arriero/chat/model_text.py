@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from arriero.chat.calls.forms import form_of
 from arriero.chat.embedding import EmbeddingRules
 from arriero.chat.files import TextFiles
 from arriero.chat.fim import FimTokens
@@ -49,6 +50,10 @@ class ModelText:
         self.media, self.no_media = _open_media(files, self.tokenizer)
         """The way with images; without one, why there is none ('' for a model of text)."""
         self._family = self._find_family(parser)
+        self.calls = form_of(
+            self._family.name, templates.sources, lambda text: self.tokenizer.token_id(text) is not None
+        )
+        """How its calls are written, where a grammar can make them; None for a family without one."""
         self.capabilities = self._capabilities(files)
         """Of `completion`, `embedding`, `vision`, `insert`, `tools`, `thinking`."""
         self._names = _special_names(self.tokenizer, files)

@@ -14,6 +14,7 @@ import tokenizers
 from arriero.chat.files import TextFiles
 from arriero.chat.pretokenizers import FAMILIES
 from arriero.chat.stops import stop_token_ids, token_content, valid_id
+from arriero.chat.tags import Tags
 from arriero.chat.templates import ChatTemplates
 from arriero.chat.vocabulary import tokenizer_from_gguf
 from arriero.errors import CheckpointError
@@ -52,6 +53,10 @@ class Tokenizer:
         # Some models name an ordinary token as their padding; that one keeps its text.
         self.hidden_ids = self.stop_ids | (self.control_ids & {self.bos_id, self.eos_id, self.pad_id})
         """Tokens that have no text in a reply."""
+        tags = {index for index, text in self._added.items() if _TAG.fullmatch(text)}
+        self.tag_ids = self.control_ids | self.stop_ids | tags
+        """Tokens that stand for no text of their own: what spells them in other tokens is text and no tag."""
+        self.tags = Tags(self._added.get(index, "") for index in self.tag_ids)
 
     @classmethod
     def open(cls, source: ModelSource, template: str | None = None) -> Tokenizer:
@@ -126,9 +131,7 @@ class Tokenizer:
         Half a second for a large vocabulary; nothing is kept.
         """
         size = 1 + max(self._core.get_vocab(with_added_tokens=True).values(), default=-1)
-        tags = {index for index, text in self._added.items() if _TAG.fullmatch(text)}
-        special = sorted(self.control_ids | self.stop_ids | tags)
-        return [self._spell(index) for index in range(size)], [index for index in special if index < size]
+        return [self._spell(index) for index in range(size)], sorted(index for index in self.tag_ids if index < size)
 
     def token_id(self, text: str) -> int | None:
         """The id of a vocabulary entry as it is spelled in the vocabulary; None when there is none."""
@@ -140,6 +143,11 @@ class Tokenizer:
         if index is None or not 0 <= index < 2**32:
             return ""
         return self._core.id_to_token(index) or ""
+
+    def tag(self, text: str) -> int | None:
+        """The token that a tag is; None where it is text to this vocabulary."""
+        index = self.token_id(text)
+        return index if index in self.tag_ids else None
 
     def is_added(self, index: int) -> bool:
         """Whether the token is matched as a whole before merging (control and user-defined tokens)."""

@@ -9,7 +9,8 @@ from arriero.runner.limits import Limits
 from arriero.runner.memory import readable
 from arriero.runner.messages import Submit
 from arriero.runner.row import Row, reserved_bytes
-from arriero.runner.sampling.grammar import Constraint, Grammars
+from arriero.runner.sampling.constraint import Constraint
+from arriero.runner.sampling.grammar import Grammars
 from arriero.runner.speculation.speculator import Speculator
 
 
@@ -47,7 +48,7 @@ def _constraint(request: Submit, grammars: Grammars | None) -> Constraint | None
         return None
     if grammars is None:
         raise UnsupportedFeature("a grammar was sent to a runner that was not told its vocabulary")
-    return grammars.begin(request.grammar, request.stop_tokens)
+    return Constraint(grammars, request.grammar, request.stop_tokens)
 
 
 def _images(request: Submit, model: Model) -> RowImages | None:

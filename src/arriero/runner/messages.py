@@ -75,16 +75,30 @@ class Thoughts(msgspec.Struct, frozen=True, kw_only=True):
     opening: bytes
     """The reply may begin with this, and then thinks; empty = it can't begin to."""
     closing: str
-    """A regular expression over bytes: the grammar begins behind its first match."""
+    """A regular expression over bytes as in `Trigger`: the grammar begins behind its first match."""
     opened: bool
     """Whether the prompt has begun the thinking already."""
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar for what follows a pattern in a reply that is otherwise free: calls of tools with strict schemas."""
+
+    pattern: str
+    """A regular expression over the reply's bytes, a byte 255 standing before those of every special token."""
+    lark: str
+    """The grammar that begins behind it, in Lark's notation; the reply is free again behind that."""
+    ends: bool = False
+    """Whether the reply ends there instead."""
+    in_thoughts: bool = False
+    """Whether it holds in thoughts as well."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What a reply must be. It ends when nothing more can follow, and stop tokens wait until it is whole."""
 
-    kind: Literal["json_schema", "regex", "lark"]
-    text: str
+    kind: Literal["json_schema", "regex", "lark", "free"]
+    """`free`: anything at all, but for what follows its triggers."""
+    text: str = ""
     """A JSON schema as JSON text, a regular expression for the whole reply, or a grammar in Lark's notation."""
     thoughts: Thoughts | None = None
     """None: the grammar begins with the reply."""
@@ -92,6 +106,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What tool calls begin with: a reply may begin with one instead, and is free from there on."""
     calls_stop: bool = False
     """Whether thoughts may end the reply, with a call that they lead to."""
+    triggers: list[Trigger] = []
+    """What holds in calls and in free text."""
 
 
 # --- server → runner

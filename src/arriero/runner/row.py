@@ -19,7 +19,8 @@ from arriero.runner.prefix.keys import UNKNOWN, Keys, Media, paired, row_keys
 from arriero.runner.prefix.store import Reuse
 
 if TYPE_CHECKING:
-    from arriero.runner.sampling.grammar import Constraint
+    from arriero.runner.prefix.reading import Reading
+    from arriero.runner.sampling.constraint import Constraint
     from arriero.runner.speculation.session import Session
     from arriero.runner.speculation.stats import Tally
 
@@ -56,6 +57,7 @@ class Row:
         "phase",
         "position",
         "prompt",
+        "reading",
         "request",
         "reserved",
         "reuse",
@@ -92,6 +94,8 @@ class Row:
         self.leader: Row | None = None
         """A row that is reading the first `shared` positions of this one's prompt, while this one waits for it."""
         self.shared = 0
+        self.reading: Reading | None = None
+        """What is being read from disk for it; None before that was looked for, and once it is admitted."""
         self.caches: RowCaches = []
         self.position = 0
         """Tokens forwarded (or dispatched) so far = the position that the next one takes."""
@@ -161,7 +165,7 @@ class Row:
         # What is left of the pixels is in `images`, which forgets them one by one.
         self.request = msgspec.structs.replace(self.request, images=[])
         self.reuse = reuse
-        self.leader = None
+        self.leader = self.reading = None
         self.caches = reuse.caches[:slots]
         self.position = reuse.offset
         self.admitted_at = time.monotonic_ns()

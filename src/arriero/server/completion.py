@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -19,7 +19,7 @@ from arriero.chat.grammar import Format, grammar_for
 from arriero.chat.parsers.events import Parser
 from arriero.errors import RunnerCrashed
 from arriero.image import PlacedImage
-from arriero.runner.messages import Failed, Finished, Grammar, PrefixUsed, Submit, Tokens, Vocabulary
+from arriero.runner.messages import Failed, Finished, Grammar, PrefixUsed, Submit, Tokens, Trigger, Vocabulary
 from arriero.scheduler import Lease, LoadRequest, error_of
 from arriero.server.metrics import ReplyMeter
 from arriero.server.models import OpenModel
@@ -79,6 +79,8 @@ class Generation:
     """Seconds that the model stays loaded afterwards; None = as before."""
     format: Format | None = None
     """What form the reply must have."""
+    triggers: Sequence[Trigger] = ()
+    """What holds in calls that the reply may make."""
     started_ns: int = field(default_factory=time.perf_counter_ns)
 
 
@@ -155,8 +157,8 @@ async def _reply(
 ) -> AsyncGenerator[Event, None]:
     text, parser = generation.model.text, generation.prompt.parser()
     grammar = None
-    if generation.format is not None:
-        grammar = grammar_for(generation.format, parser)
+    if generation.format is not None or generation.triggers:
+        grammar = grammar_for(generation.format, parser, text.tokenizer.tag, generation.triggers)
         if not lease.knows_vocabulary:
             tokens, special = await asyncio.to_thread(text.tokenizer.all_bytes)
             lease.teach(Vocabulary(tokens=tokens, special=special))

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from arriero.chat.messages import Conversation, Think
+from arriero.chat.forced import call_format, strict_calls
+from arriero.chat.grammar import Format
+from arriero.chat.messages import Conversation, Think, Tool
 from arriero.chat.parsers.events import Parser
 from arriero.chat.parsers.passthrough import PassthroughParser
 from arriero.chat.renderers.prompt import Encoded, Image, Text
 from arriero.chat.renderers.prompt import Prompt as Rendered
 from arriero.errors import InvalidRequest, PromptTooLong
+from arriero.runner.messages import Trigger
 from arriero.server.completion import Prompt
 from arriero.server.models import OpenModel
 
@@ -78,6 +81,16 @@ class ConversationPrompt:
     def parser(self) -> Parser:
         """A parser for the reply."""
         return self._model.text.parser(self.rendered(), think=self._think, tools=self._conversation.tools)
+
+    def call_format(self, tools: Sequence[Tool], *, many: bool) -> Format:
+        """The form of a reply that must call one of some tools; see `forced.call_format`."""
+        text = self._model.text
+        return call_format(text.calls, text.tokenizer.tag, tools, many=many)
+
+    def strict_calls(self) -> list[Trigger]:
+        """What makes calls fit that the reply may hold; see `forced.strict_calls`."""
+        text = self._model.text
+        return strict_calls(text.calls, text.tokenizer.tag, self._conversation.tools)
 
     def whole(self) -> Prompt:
         """The prompt of all messages."""

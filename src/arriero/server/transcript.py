@@ -5,12 +5,14 @@ The result, folded together, doesn't depend on how the tokens arrive. Refuses to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from arriero.chat.messages import ToolCall
 from arriero.chat.parsers.events import Content, Event, Parser, Thinking
+from arriero.chat.parsers.guard import GuardedParser
 from arriero.chat.text import StopStrings, StreamDecoder
 from arriero.chat.tokenizer import Tokenizer
 from arriero.runner.messages import TokenLogprob
@@ -51,7 +53,9 @@ class Transcript:
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(stops)
-        self._parser = parser
+        self._parser = GuardedParser(parser, tokenizer.tags)
+        self._tags: deque[tuple[int, int]] = deque()
+        """Where tokens that are tags stand in the text that is not passed on yet."""
         self._decoded = self._passed = 0
         self._waiting: list[tuple[int, Logprob]] = []
         """Log-probabilities whose text may still be cut off, with the place where that text starts."""
@@ -84,6 +88,9 @@ class Transcript:
             self._waiting.append((self._decoded, self._describe(token, logprob)))
         text = self._decoder.feed((token,))
         self._decoded += len(text)
+        if text and token in self._tokenizer.tag_ids:
+            size = len(self._tokenizer.token_bytes(token).decode("utf-8", "replace"))
+            self._tags.append((self._decoded - size, self._decoded))
         return self._pass(self._stops.feed(text))
 
     def finish(self) -> list[Delta]:
@@ -103,10 +110,26 @@ class Transcript:
 
     def _pass(self, text: str) -> list[Delta]:
         """Hand text on to the parser, and release the log-probabilities of the tokens that it holds."""
+        start = self._passed
         self._passed += len(text)
         while self._waiting and self._waiting[0][0] < self._passed:
             self._ready.append(self._waiting.pop(0)[1])
-        return self._deltas(self._parser.feed(text)) if text else []
+        return self._deltas([event for piece, tag in self._cut(text, start) for event in self._parser.feed(piece, tag)])
+
+    def _cut(self, text: str, start: int) -> Iterator[tuple[str, bool]]:
+        """A text that starts at a place of the reply, cut at the tokens that are tags."""
+        at = 0
+        while self._tags and self._tags[0][0] < self._passed:
+            first, last = (max(0, place - start) for place in self._tags[0])
+            if first > at:
+                yield text[at:first], False
+            yield text[first:last], True
+            at = last
+            if start + last > self._passed:
+                break  # the rest of the tag waits for what may be a stop string
+            self._tags.popleft()
+        if at < len(text):
+            yield text[at:], False
 
     def _deltas(self, events: list[Event]) -> list[Delta]:
         """The parser's events, the first with all log-probabilities that wait for one."""

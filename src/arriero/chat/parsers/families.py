@@ -50,6 +50,7 @@ class Family:
     syntax: Openings | None = None
     silent: tuple[str, ...] = ()
     harmony: bool = False
+    name: str = ""
 
     def thinks(self, template: str) -> bool:
         """Whether a model of this family thinks, as far as its template shows."""
@@ -135,10 +136,10 @@ _DEEPSEEK = Openings(
     }
 )
 
-TAGGED = Family(_THINK, _TAGGED)
-FAMILIES: Mapping[str, Family] = {
-    "qwen": TAGGED,
-    "glm": TAGGED,
+_QWEN = Family(_THINK, _TAGGED)
+_FAMILIES = {
+    "qwen": _QWEN,
+    "glm": _QWEN,
     "gemma4": Family(
         ThinkingTags("<|channel>", "<channel|>", label="thought\n", anywhere=True),
         Openings({"<|tool_call>": lambda start, tools: GemmaReader(start, "<tool_call|>", '<|"|>', tools)}),
@@ -196,6 +197,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "passthrough": Family(),
 }
+FAMILIES: Mapping[str, Family] = {name: replace(family, name=name) for name, family in _FAMILIES.items()}
 
 _NAMES = {
     "qwen": "qwen3 qwen3-thinking qwen3-vl-instruct qwen3-vl-thinking qwen3-coder qwen3-next qwen3.5 qwen3.8 ornith "

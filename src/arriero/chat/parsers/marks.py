@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+BREAK = "\udcff"
+"""Stands within what spells a tag and is none, until the text comes out: no decoded text holds such half of a pair."""
 _SPACE = re.compile(r"\s*")
 
 

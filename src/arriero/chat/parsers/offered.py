@@ -9,7 +9,7 @@ from typing import Any
 from arriero.chat.messages import Tool
 
 _DEPTH = 8
-"""Unions inside unions that are looked into."""
+"""Unions and references inside each other that are looked into."""
 
 
 class OfferedTools:
@@ -17,11 +17,14 @@ class OfferedTools:
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._properties: dict[str, Mapping[str, Any]] = {}
+        self._roots: dict[str, Mapping[str, Any]] = {}
+        """What references in a tool's schema are relative to."""
         for tool in tools:
             function = tool.definition.get("function")
             parameters = function.get("parameters") if isinstance(function, dict) else None
             properties = parameters.get("properties") if isinstance(parameters, dict) else None
             self._properties[tool.name] = properties if isinstance(properties, dict) else {}
+            self._roots[tool.name] = parameters if isinstance(parameters, dict) else {}
 
     def __bool__(self) -> bool:
         return bool(self._properties)
@@ -35,7 +38,7 @@ class OfferedTools:
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have; empty when its schema doesn't say."""
-        return frozenset(_types(self._properties.get(name, {}).get(parameter), _DEPTH))
+        return frozenset(_types(self._properties.get(name, {}).get(parameter), self._roots.get(name, {}), _DEPTH))
 
     def value(self, name: str, parameter: str, text: str) -> Any:
         """The value that a model wrote as bare text, in the first declared type that it fits, else the text itself.
@@ -81,17 +84,39 @@ def _refuse(name: str) -> float:
     raise ValueError(name)
 
 
-def _types(schema: Any, depth: int) -> set[str]:
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if not isinstance(schema, dict) or depth == 0:
         return set()
+    if isinstance(schema.get("$ref"), str):
+        return _types(_at(root, schema["$ref"]), root, depth - 1)
     declared = schema.get("type")
     found = {declared} if isinstance(declared, str) else set()
     if isinstance(declared, list):
         found = {item for item in declared if isinstance(item, str)}
-    for union in ("anyOf", "oneOf"):
+    for union in ("anyOf", "oneOf", "allOf"):
         options = schema.get(union)
         for option in options if isinstance(options, list) else ():
-            found |= _types(option, depth - 1)
+            found |= _types(option, root, depth - 1)
+    if not found:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        found = {_type_of(value) for value in values} if isinstance(values, list) else set()
     if found and schema.get("nullable") is True:
         found.add("null")
     return {item.lower() for item in found}
+
+
+def _at(root: Mapping[str, Any], reference: str) -> Any:
+    """What a reference within a schema leads to; None where it leads nowhere."""
+    found: Any = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if reference.startswith("#") else None
+
+
+def _type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {str: "string", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)]

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from arriero.chat.messages import ToolCall
+from arriero.chat.parsers.marks import BREAK
 from arriero.chat.parsers.syntax import Done, Failed, Outcome
 
 _MOST = 1 << 16
@@ -39,7 +40,8 @@ def calls_of(text: str) -> tuple[ToolCall, ...] | None:
     if len(text) > _MOST:
         return None
     try:
-        module = ast.parse(text.strip(), mode="exec")
+        # Python's parser takes no half of a surrogate pair, and needs no break.
+        module = ast.parse(text.replace(BREAK, "").strip(), mode="exec")
         found: list[ToolCall] = []
         for statement in module.body:
             if not isinstance(statement, ast.Expr):

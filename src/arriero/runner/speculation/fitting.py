@@ -13,7 +13,7 @@ from arriero.runner.speculation.verify import Proposal, Rule
 
 
 class LooksAhead(Protocol):
-    """A row's grammar, `sampling.grammar.Constraint`."""
+    """A row's grammar, `sampling.constraint.Constraint`."""
 
     def ahead(self, drafts: Sequence[int]) -> list[np.ndarray]:
         """What may come next, and behind each of `drafts` that may stand there, bool `[vocab]` each."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arriero.chat.forced import call_format
 from arriero.chat.grammar import Format, read_format
 from arriero.chat.messages import Conversation, Message, Think, Tool
 from arriero.errors import InvalidRequest
+from arriero.runner.messages import Trigger
 from arriero.server.compat.fields import warn_once
 from arriero.server.completion import Generation, PromptMaker
 from arriero.server.models import OpenModel
@@ -99,16 +99,20 @@ async def prepare(
     )
     made = await asyncio.to_thread(make, model)
     wanted = await asyncio.to_thread(read_format, form, form_field)
+    triggers: Sequence[Trigger] = ()
     if isinstance(made, ForcedCall):
         # A reply that must be a call has no content that could have another form.
         wanted = await asyncio.to_thread(made.format, parallel)
         made = made.prompt
+    elif isinstance(made, ConversationPrompt):
+        triggers = await asyncio.to_thread(made.strict_calls)
     return Generation(
         model=model,
         prompt=made,
         parameters=parameters,
         keep_alive=keep_alive_of(asked.keep_alive),
         format=wanted,
+        triggers=triggers,
     )
 
 
@@ -161,7 +165,7 @@ class ForcedCall:
 
     def format(self, parallel: bool) -> Format:
         """What the reply must be; may take a fraction of a second."""
-        return call_format(self.prompt.parser(), self.tools, many=parallel)
+        return self.prompt.call_format(self.tools, many=parallel)
 
 
 def offer_prompt(

@@ -94,12 +94,14 @@ async def _chat_shortcut(services: Services, asked: wire.ChatRequest) -> wire.Ch
 async def _chat(services: Services, asked: wire.ChatRequest) -> AsyncGenerator[wire.ChatReply, None]:
     model = await services.models.open(services.store, asked.model)
     await _fetch_images(services, model, *asked.messages)
+    prompt = await asyncio.to_thread(_chat_prompt, model, asked)
     generation = Generation(
         model=model,
-        prompt=await asyncio.to_thread(_chat_prompt, model, asked),
+        prompt=prompt,
         parameters=_parameters(services, model, asked),
         keep_alive=keep_alive_of(asked.keep_alive),
         format=await asyncio.to_thread(read_format, asked.format),
+        triggers=await asyncio.to_thread(prompt.strict_calls),
     )
     calls = 0
     async with aclosing(generate(services, generation)) as events:
