@@ -1,5 +1,7 @@
 """What the native API promises in docs/api.md, field by field."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -375,3 +377,19 @@ def test_no_value_of_any_field_breaks_the_server(http, data):
     assert reply.status_code < 500, (fields, reply.text)
     if reply.status_code >= 400:
         assert set(reply.json()) == {"error"}
+
+
+def section(title):
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
+    return page.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
+
+
+def test_listings_hold_what_their_page_names(http):
+    generate(http, "x")
+    [listed] = [model for model in http.get("/api/tags").json()["models"] if model["name"] == "dressed:latest"]
+    loaded = next(model for model in http.get("/api/ps").json()["models"] if model["name"] == "tiny:latest")
+    shown = http.post("/api/show", json={"model": "dressed", "verbose": True}).json()
+    tags = section("`GET /api/tags`")
+    for title, entry in (("`GET /api/tags`", listed), ("`GET /api/ps`", loaded), ("`POST /api/show`", shown)):
+        assert [name for name in entry if f"`{name}`" not in section(title)] == []
+        assert [name for name in entry["details"] if f"`{name}`" not in tags] == []
