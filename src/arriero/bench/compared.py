@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,10 +51,10 @@ class Comparison:
     weights: WeightErrors
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single predictions, as JSON has it."""
+        """Everything but the single predictions, as JSON has it: null for what is infinite."""
         plain = ("reference", "candidate", "reference_bytes", "candidate_bytes", "dtype", "text", "window")
         return {name: getattr(self, name) for name in plain} | {
-            "quality": self.quality.figures(),
+            "quality": {n: v if math.isfinite(v) else None for n, v in self.quality.figures().items()},
             "weights": asdict(self.weights),
         }
 

@@ -47,8 +47,10 @@ def plot(found: Comparison, path: Path) -> None:
         f"({100 * (quality.ratio - 1):+.2f} %), mean KL {quality.mean_divergence:.2e} nats",
         fontsize=11,
     )
-    _distribution(figure.add_subplot(grid[0, 0]), quality.predictions.divergences)
-    _course(figure.add_subplot(grid[1, 0]), quality.predictions.divergences)
+    # A token that only the candidate rules out has an infinite one, for which there is no place.
+    divergences = np.where(np.isfinite(quality.predictions.divergences), quality.predictions.divergences, np.nan)
+    _distribution(figure.add_subplot(grid[0, 0]), divergences[~np.isnan(divergences)])
+    _course(figure.add_subplot(grid[1, 0]), divergences)
     _weights(figure.add_subplot(grid[:, 1]), found)
     try:
         figure.savefig(path, format="png", dpi=120)
@@ -59,7 +61,7 @@ def plot(found: Comparison, path: Path) -> None:
 def _distribution(axes: Axes, divergences: np.ndarray) -> None:
     """Share of tokens whose divergence is larger, both axes logarithmic."""
     values = np.sort(np.maximum(divergences, 1e-9))
-    share = 1 - np.arange(len(values)) / len(values)
+    share = 1 - np.arange(len(values)) / max(1, len(values))
     axes.loglog(values, share, color=_INK)
     axes.set_xlabel("KL of a token (nats)")
     axes.set_ylabel("share of tokens above")

@@ -42,7 +42,7 @@ class Quality:
     mean_divergence: float
     largest_divergence: float
     high_divergence: float
-    """The 99th percentile."""
+    """The 99th percentile, one of the values."""
     same_likeliest: float
     """Share of the tokens for which both find the same one likeliest."""
 
@@ -61,7 +61,7 @@ class Quality:
             perplexity=float(np.exp(found.losses.mean())),
             mean_divergence=float(found.divergences.mean()),
             largest_divergence=float(found.divergences.max()),
-            high_divergence=float(np.quantile(found.divergences, 0.99)),
+            high_divergence=float(np.quantile(found.divergences, 0.99, method="higher")),
             same_likeliest=float(found.same.mean()),
         )
 
