@@ -18,7 +18,11 @@ from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import rope
 
-__all__ = ["AttentionPart", "Norm"]
+__all__ = ["AttentionPart", "Norm", "NotReplayable"]
+
+
+class NotReplayable(Exception):
+    """What a forward did depends on its positions in a way that a recording of it would not follow."""
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +74,8 @@ class AttentionPart:
         gpu = device.cuda()
         if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self._on_cuda(lengths, buffers, angles):
             return self._cuda(gpu, x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+        if cuda.REPLAYED in memo:
+            raise NotReplayable("attention of plain operations has its positions in its shapes")
         return self.graph(x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
 
     def _on_cuda(self, lengths: Sequence[int], buffers: Sequence[mx.array], angles: mx.array | None) -> bool:

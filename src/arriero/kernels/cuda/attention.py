@@ -22,6 +22,10 @@ LONGEST = 32
 """The most new tokens of a row; longer spans are prompts."""
 HEAD_DIMS = (64, 128, 256)
 COUNTERS = 8192
+GROUPS, ANGLES = "cuda groups", "cuda angles"
+"""The first part of the keys under which a forward's memo has tables: `(GROUPS, tokens, bases, capacities)`."""
+REPLAYED = "replayed"
+"""A key of the memo of a forward that is recorded: nothing in it may depend on positions but by those tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +110,43 @@ def table(
     return np.array(lines, np.int32)
 
 
+def tables(
+    lengths: Sequence[int], positions: Sequence[int], bases: Sequence[int], capacities: Sequence[int], tokens: int
+) -> list[np.ndarray]:
+    """The groups of each launch of a forward, `ROWS` rows each."""
+    places = [position - base for position, base in zip(positions, bases, strict=True)]
+    made: list[np.ndarray] = []
+    start = 0
+    for first in range(0, len(lengths), ROWS):
+        part = slice(first, first + ROWS)
+        made.append(table(lengths[part], places[part], capacities[part], tokens, start))
+        start += sum(lengths[part])
+    return made
+
+
 def launches(
-    lengths: Sequence[int], places: Sequence[int], capacities: Sequence[int], tokens: int, memo: dict[Any, Any]
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    bases: Sequence[int],
+    capacities: Sequence[int],
+    tokens: int,
+    memo: dict[Any, Any],
 ) -> list[Launch]:
-    """The launches of a forward, `ROWS` rows each; made once for all layers whose buffers are alike."""
-    key = ("cuda groups", tokens, tuple(places), tuple(capacities))
-    found: list[Launch] | None = memo.get(key)
+    """The launches of a forward, made once for all layers whose buffers are alike.
+
+    `memo` may hold the tables' arrays, for a forward that is recorded; else it gets them.
+    """
+    key = (GROUPS, tokens, tuple(bases), tuple(capacities))
+    found: list[Launch] | None = memo.get((*key, "launches"))
     if found is None:
-        found = memo[key] = []
-        start = 0
-        for first in range(0, len(lengths), ROWS):
-            part = slice(first, first + ROWS)
-            made = table(lengths[part], places[part], capacities[part], tokens, start)
-            new = sum(lengths[part])
-            found.append(Launch(argument(mx.array(made)), len(made), len(lengths[part]), first, new))
-            start += new
+        made: list[mx.array] | None = memo.get(key)
+        if made is None:
+            made = memo[key] = [mx.array(t) for t in tables(lengths, positions, bases, capacities, tokens)]
+        found = memo[(*key, "launches")] = []
+        for i, groups in enumerate(made):
+            first = i * ROWS
+            part = lengths[first : first + ROWS]
+            found.append(Launch(argument(groups), groups.shape[0], len(part), first, sum(part)))
     return found
 
 
@@ -188,12 +214,11 @@ def attend(
     """
     longest = max(lengths)
     tokens = tokens_of(shape, longest)
-    places = [position - base for position, base in zip(positions, bases, strict=True)]
     capacities = [buffer.shape[2] for buffer in buffers[0::2]]
     turns = None if angles is None else _angles(angles, memo)
     outputs = [
         _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens)
-        for launch in launches(lengths, places, capacities, tokens, memo)
+        for launch in launches(lengths, positions, bases, capacities, tokens, memo)
     ]
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
     return y, mx.depends(list(buffers), [y])
@@ -201,7 +226,7 @@ def attend(
 
 def _angles(angles: mx.array, memo: dict[Any, Any]) -> mx.array:
     """The table of angles in the device's own memory, copied once a forward."""
-    key = ("cuda angles", id(angles))
+    key = (ANGLES, id(angles))
     found: tuple[mx.array, mx.array] | None = memo.get(key)
     if found is None:
         found = memo[key] = (angles, argument(angles))

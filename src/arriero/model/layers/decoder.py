@@ -17,6 +17,7 @@ from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, 
 from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.replay import Replay
 from arriero.model.layers.shape import DecoderShape
 from arriero.model.weight import Weight
 
@@ -67,6 +68,7 @@ class Decoder:
         self.head = head
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
+        self._replay = Replay(self._by_layers)
 
     @classmethod
     def assemble(
@@ -126,6 +128,10 @@ class Decoder:
         """Packed tokens `[T]` to final states `[T, hidden]`, and the taps in the order asked for."""
         if batch.features and self.vision is None:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
+        return self._replay(batch)
+
+    def _by_layers(self, batch: Batch) -> Hidden:
+        """The forward, one operation after another."""
         x = self.inputs(batch)
         taps: dict[int, mx.array] = {}
         for index, layer in enumerate(self.layers):

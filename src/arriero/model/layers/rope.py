@@ -163,7 +163,7 @@ class Rope:
 
     def angles(self, batch: Batch) -> mx.array:
         """The table of a batch's tokens, made once a forward."""
-        key = ("rope", id(self))
+        key = ("rope", self)
         found: mx.array | None = batch.memo.get(key)
         if found is None:
             coordinates = batch.coordinates

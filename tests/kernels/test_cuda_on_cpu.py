@@ -1,0 +1,131 @@
+"""The CUDA kernels' own sources, executed on the CPU thread by thread: a few of what test_cuda_*.py asks of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from arriero.bench.gpu_models import CONFIGS, random_model
+from arriero.kernels import device
+from arriero.kernels.cuda import attention, dequantize, experts, source
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.probe import probe
+from arriero.kernels.cuda.product import multiply
+from arriero.model.contract import Batch, Span
+from arriero.model.quantization import Quantization
+from tests.helpers.cuda import emulate, error, exact, packed, rows
+from tests.helpers.cuda_on_cpu.run import compiler
+from tests.kernels.test_cuda_attention import Case, check
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+TOLERANCE = 5e-3
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU of three multiprocessors, executed here."""
+    return emulate(monkeypatch)
+
+
+def test_a_product_with_all_that_goes_with_it(small: Gpu) -> None:
+    out, width, count = 80, 384, 3
+    scale, bias = mx.array(0.37), rows(1, 80)[0]
+    matrix = packed((out, width), "nvfp4", 4, 16, deviation=1.0, global_scale=scale, bias=bias)
+    x, branch, residual = rows(count, width), rows(count, width), rows(count, out)
+    gain = rows(1, width)[0] * 0.2 + 1
+    made = multiply(small, x, matrix.operand, branch=branch, norm=(gain, 1e-6), residual=residual)
+    total = exact((x.astype(mx.float32) + branch.astype(mx.float32)).astype(mx.bfloat16))
+    assert error(made.x, total) == 0
+    normed = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * exact(gain)
+    assert error(made.y, normed @ matrix.values.T + exact(bias) + exact(residual)) < TOLERANCE
+
+
+def test_experts_of_eight_bits(small: Gpu) -> None:
+    bank = packed((5, 64, 128), "affine", 8, 64)
+    x, chosen = rows(3, 128), np.array([[4, 0], [1, 1], [2, 3]], np.uint32)
+    ours = experts.multiply(small, x, bank.operand, mx.array(chosen))
+    assert error(ours, np.einsum("rk,rjok->rjo", exact(x), bank.values[chosen])) < TOLERANCE
+
+
+def test_decoding(small: Gpu) -> None:
+    matrix = packed((32, 512), "mxfp8", 8, 32)
+    assert error(dequantize.dequantize(matrix.operand), matrix.values) < 1e-12
+
+
+def test_attention_of_rows_with_windows_and_caps(small: Gpu) -> None:
+    shape = attention.Shape(8, 2, 64, 0.2, window=70, softcap=30.0)
+    check(small, Case(shape, [3, 1, 2], [150, 0, 90], [64, 0, 0]))
+
+
+def test_a_barrier_that_some_threads_miss_is_noticed(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = packed((32, 512), "mxfp8", 8, 32)
+    change_source(
+        monkeypatch, "dequantize_body", "  u32 q[WORDS];", "if (threadIdx.x & 1) __syncthreads(); u32 q[WORDS];"
+    )
+    with pytest.raises(AssertionError, match="barrier"):
+        dequantize.dequantize(matrix.operand)
+
+
+def test_a_missing_barrier_gives_wrong_numbers(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = packed((64, 256), "nvfp4", 4, 16)
+    x = rows(1, 256)
+    change_source(monkeypatch, "product", "  __syncthreads();\n  if (NORM) {  //", "  if (NORM) {  //")
+    assert not error(multiply(small, x, matrix.operand).y, exact(x) @ matrix.values.T) < TOLERANCE
+
+
+def change_source(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> None:
+    """Plant a fault."""
+    plain: Callable[[str], str] = source.text
+    assert old in plain(name)
+    changed = plain(name).replace(old, new)
+    for module in ("arriero.kernels.cuda.source", "tests.helpers.cuda_on_cpu.run"):
+        monkeypatch.setattr(f"{module}.text", lambda asked: changed if asked == name else plain(asked))
+
+
+def test_the_probe_passes_and_notices_wrong_numbers(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe(small)
+    monkeypatch.setattr("arriero.kernels.cuda.probe.TOLERANCE", 0.0)
+    with pytest.raises(RuntimeError, match="differs from plain MLX"):
+        probe(small)
+
+
+def test_replayed_steps_are_those_built_layer_by_layer(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "native", lambda: None)
+    config = CONFIGS["Qwen3-8B"] | {
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "vocab_size": 64,
+    }
+    model = random_model(config, Quantization("nvfp4", 4, 16))
+    recorded: list[object] = []
+
+    def compiled(function: Callable[..., list[mx.array]]) -> Callable[..., list[mx.array]]:
+        # An executed kernel has numbers at once, so there is nothing to trace.
+        recorded.append(function)
+        return function
+
+    monkeypatch.setattr(mx, "compile", compiled)
+
+    def steps(replay: bool) -> list[mx.array]:
+        caches = [model.new_caches() for _ in range(2)]
+        forward = model.forward if replay else model._by_layers  # type: ignore[attr-defined]
+        made = []
+        for position in range(4):
+            spans = [Span(0, 1, position, caches[0]), Span(1, 1, position, caches[1])]
+            made.append(forward(Batch(mx.array([position, position + 9], mx.int32), spans)).final)
+            mx.eval(made[-1])
+        return made
+
+    plain = steps(False)
+    assert not recorded
+    again = steps(True)
+    assert len(recorded) == 1
+    for a, b in zip(plain, again, strict=True):
+        assert mx.array_equal(a, b)
