@@ -36,12 +36,12 @@ from arriero.runner.messages import (
 )
 from arriero.runner.prefill import plan_chunks
 from arriero.runner.prefix.disk import DiskTier
-from arriero.runner.prefix.keys import common
 from arriero.runner.prefix.report import prefix_used
 from arriero.runner.prefix.store import PrefixStore
 from arriero.runner.row import Phase, Row
 from arriero.runner.sampling.grammar import Grammars
 from arriero.runner.speculation.speculator import Speculator, Together
+from arriero.runner.waiting import Waiting
 
 __all__ = ["Counts", "Engine", "Limits"]
 
@@ -49,13 +49,6 @@ log = logging.getLogger(__name__)
 
 CLEAR_EVERY = 256
 """Generated tokens between two clearings of MLX's buffer cache, which otherwise grows with each new shape."""
-
-
-WORTH_WAITING = 64
-"""Prompt positions that a row must save by waiting for another that reads the same."""
-
-COMPILE_SECONDS = 0.02
-"""How long an engine without anything else to do waits for a grammar before it looks at its messages again."""
 
 CHUNK_SHARE = 4
 """Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
@@ -92,6 +85,7 @@ class Engine:
         self._slots = len(model.new_caches())
         self.prefixes = PrefixStore(Together(model, speculator), limits.prefix_bytes, disk)
         """What earlier rows computed."""
+        self._hindered = Waiting(self.prefixes, follow=limits.prefix_bytes > 0)
         self._embeddings = Embeddings(
             ModelStates(model, limits.prefill_chunk), limits.context_length, limits.prefill_chunk
         )
@@ -291,7 +285,7 @@ class Engine:
                 return
             if self.limits.cache_bytes and self._reserved + row.reserved > self.limits.cache_bytes:
                 return
-            if self._follows(row) or (row.constraint is not None and not row.constraint.ready):
+            if not self._may_begin(row):
                 continue
             # One of the rows from here on: whatever goes wrong in the next lines, it is told.
             self._waiting.remove(row)
@@ -305,39 +299,24 @@ class Engine:
                 self._leave([row])
                 self.outbox.append(Failed(row.id, type(error).__name__, str(error)))
                 continue
-            reuse = self.prefixes.begin(row.keys, row.request.boundaries, len(row.prompt) - 1)
+            reuse = self.prefixes.begin(row.keys, row.request.boundaries, len(row.prompt) - 1, row.reading)
             row.admit(reuse, self._slots)
             if self._speculator is not None:
                 self._speculator.admit(row, reuse.caches[self._slots :])
             self._make_room()
             self._report(row)
         if not self._rows:
-            waiting = next((row.constraint for row in self._waiting if row.constraint is not None), None)
-            if waiting is not None:
-                waiting.wait(COMPILE_SECONDS)
+            self._hindered.pause(self._waiting)
 
-    def _follows(self, row: Row) -> bool:
-        """Whether a row waits for another that is just reading a good deal of its prompt."""
-        if not self.limits.prefix_bytes:
+    def _may_begin(self, row: Row) -> bool:
+        """Whether a waiting row may begin now; one that can't even be asked is over, or it would be asked for ever."""
+        try:
+            return self._hindered.may_begin(row, self._rows)
+        except Exception as error:  # whatever it is, the others go on
+            log.error("row %s cannot begin", row.id, exc_info=error)
+            self._waiting.remove(row)
+            self.outbox.append(Failed(row.id, *described(error)))
             return False
-        leader = row.leader
-        if leader is not None and (leader.phase is not Phase.PREFILLING or leader.position >= row.shared):
-            if leader.phase is Phase.PREFILLING and leader.reuse is not None:
-                self.prefixes.share(leader.reuse, leader.keys)
-            # Another one of those that waited for it may be reading the rest of what this one needs.
-            leader = row.leader = None
-        return leader is not None or self._find_leader(row)
-
-    def _find_leader(self, row: Row) -> bool:
-        known = self.prefixes.known(row.keys)
-        for other in self._rows:
-            shared = min(common(row.keys, other.keys), len(row.prompt) - 1, len(other.prompt) - 1)
-            if other.phase is Phase.PREFILLING and shared - max(known, other.position) >= WORTH_WAITING:
-                row.leader, row.shared = other, shared
-                if other.reuse is not None:
-                    self.prefixes.share(other.reuse, other.keys, capture=shared)
-                return True
-        return False
 
     def _make_room(self) -> None:
         """Stored prefixes live in what no row has reserved."""
@@ -466,7 +445,8 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         """One `Failed` per row in flight; waiting rows stay. Raises when the device itself no longer works."""
-        log.error("a forward failed with %d rows in flight", len(self._rows), exc_info=error)
+        running, texts = len(self._rows), len(self._embeddings.ids)
+        log.error("a step failed with %d rows and %d requests for vectors", running, texts, exc_info=error)
         name, message = described(error)
         self.outbox += [Failed(request_id, name, message) for request_id in self._embeddings.drop()]
         failed = list(self._rows)

@@ -19,7 +19,7 @@ from arriero.runner.messages import RunnerConfig
 from arriero.runner.prefix.disk import DiskTier, _opened
 from arriero.runner.prefix.fingerprint import fingerprint
 from arriero.runner.prefix.keys import row_keys
-from arriero.runner.prefix.record import digest, make_record, read_snapshots
+from arriero.runner.prefix.record import digest, make_record, read_contents
 from arriero.runner.prefix.store import PrefixStore
 from arriero.source import FolderSource, GGUFSource, LayersSource
 from tests.helpers.engine_runs import make_engine, plain_loop, run, submit
@@ -27,7 +27,7 @@ from tests.helpers.tiny_model import VOCAB, TinyModel
 
 PLENTY = 1 << 30
 MODEL = TinyModel("fs", context=2048)
-PROMPT = [random.Random(1).randrange(VOCAB) for _ in range(300)]
+PROMPT = random.Random(1).choices(range(VOCAB), k=300)
 
 
 def ask(folder: Path, prompt: list[int], limit: int = PLENTY, count: int = 5) -> tuple[list[int], int]:
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_removed_and_the_answer_is_right(tmp_path, caplog, har
 
 def test_a_folder_never_holds_more_than_its_limit(tmp_path):
     for seed in range(6):
-        prompt = [random.Random(seed).randrange(VOCAB) for _ in range(300)]
+        prompt = random.Random(seed).choices(range(VOCAB), k=300)
         ask(tmp_path / f"m{seed % 2}", prompt, limit=200_000)
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 200_000
     assert ask(tmp_path / "m1", prompt, limit=200_000)[1] > 290, "what was written last is still there"
@@ -96,7 +96,7 @@ def test_a_file_that_is_gone_is_no_harm(tmp_path, caplog):
     for path in (tmp_path / "m").iterdir():
         path.unlink()
         with pytest.raises(FileNotFoundError):
-            read_snapshots(path, 2)
+            read_contents(path).snapshots(2)
         assert _opened(path) is None
     engine.submit(submit("a", PROMPT, 5))
     assert run(engine)["a"].tokens == plain_loop(MODEL, PROMPT, 5)
@@ -153,7 +153,7 @@ def converse(folder: Path) -> list[int]:
     """Several turns, each of which leaves files that go on from those before; returns all that was said."""
     said: list[int] = []
     for turn in range(6):
-        said += [random.Random(turn).randrange(VOCAB) for _ in range(45)]
+        said += random.Random(turn).choices(range(VOCAB), k=45)
         said += ask(folder, said)[0]
     return said
 
@@ -189,7 +189,7 @@ def test_the_end_of_a_history_makes_room_before_its_beginning(tmp_path):
     assert len(starts) >= 5
     assert starts == sorted(starts, reverse=True)
     half = sum(path.stat().st_size for path in kept) // 2
-    ask(tmp_path / "other", [random.Random(7).randrange(VOCAB) for _ in range(60)], limit=half)
+    ask(tmp_path / "other", random.Random(7).choices(range(VOCAB), k=60), limit=half)
     left = [path for path in kept if path.exists()]
     assert 0 < len(left) < len(kept)
     assert left == kept[-len(left) :]

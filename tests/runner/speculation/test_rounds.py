@@ -23,7 +23,7 @@ from tests.helpers.markov import MarkovDraft, MarkovModel
 from tests.helpers.speculation import PATTERNS, Widths, speculating
 from tests.helpers.tiny_model import VOCAB, TinyModel
 
-PROMPT = [random.Random(4).randrange(VOCAB) for _ in range(30)]
+PROMPT = random.Random(4).choices(range(VOCAB), k=30)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from arriero.errors import CheckpointError
 from arriero.formats.safetensors import SafetensorsFile, write
 from arriero.model.contract import Snapshot
 from arriero.runner.prefix.keys import Keys, common
-from arriero.runner.prefix.record import FORMAT, Record, UnfitRecord, checksum, history, read_snapshots
+from arriero.runner.prefix.reading import Reader, Reading
+from arriero.runner.prefix.record import FORMAT, Record, UnfitRecord, checksum, history
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Stretch:
 
 
 class DiskTier:
-    """Files of one model in one folder. The array thread calls it; a writer of its own does the slow part."""
+    """Files of one model in one folder. The array thread calls it; threads of its own write and read."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         """`folder` is this model's own; all models' files beside it count against `limit` bytes."""
@@ -90,6 +91,7 @@ class DiskTier:
                 self._files.setdefault(stretch.place, []).append(stretch)
         self._writer = threading.Thread(target=self._write_all, name="prefix-writer", daemon=True)
         self._writer.start()
+        self._reader = Reader()
 
     def match(self, keys: Keys, parts: bool = False, waiting: bool = False) -> tuple[list[Stretch], int]:
         """The files that hold the longest prefix of `keys`, in order, and its length.
@@ -119,10 +121,14 @@ class DiskTier:
                     best = [*chain, stretch], at + same
         return best
 
-    def read(self, stretch: Stretch, slots: int) -> list[Snapshot | None] | None:
+    def begin_reading(self, stretches: Sequence[Stretch]) -> Reading:
+        """Have files read and checked in the background; `read` then finds them in memory."""
+        return self._reader.begin(stretch.path for stretch in stretches)
+
+    def read(self, stretch: Stretch, slots: int, reading: Reading) -> list[Snapshot | None] | None:
         """The snapshots of a file; None, and the file is gone, when it is damaged."""
         try:
-            return read_snapshots(stretch.path, slots)
+            return reading.contents(stretch.path).snapshots(slots)
         except FileNotFoundError:  # made room for others, perhaps of another runner
             return None
         except (UnfitRecord, OSError) as error:
@@ -171,9 +177,10 @@ class DiskTier:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Write what waits and end the writer."""
+        """Write what waits, and end both threads."""
         self._queue.put(None)
         self._writer.join()
+        self._reader.close()
 
     def _behind(self, place: tuple[str, int]) -> list[Stretch]:
         """The files that go on from a history with one key; those that are gone meanwhile are forgotten."""

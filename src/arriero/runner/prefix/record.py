@@ -72,8 +72,33 @@ def make_record(keys: Keys, start: int, end: int, snapshots: Sequence[Snapshot |
     return Record(tensors, metadata)
 
 
-def read_snapshots(path: Path, slots: int) -> list[Snapshot | None]:
-    """The snapshots of a record, checked byte for byte; raises UnfitRecord, and FileNotFoundError."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a record's file holds, checked: views of the mapped file."""
+
+    path: Path
+    views: Mapping[str, np.ndarray]
+    ends: Mapping[int, tuple[int, int]]
+    """Of each slot, the positions that its snapshot stands for."""
+
+    def snapshots(self, slots: int) -> list[Snapshot | None]:
+        """As arrays of the device, on the array thread; raises UnfitRecord."""
+        snapshots: list[Snapshot | None] = [None] * slots
+        for slot, (start, end) in self.ends.items():
+            if not 0 <= slot < slots:
+                raise UnfitRecord(f"{self.path.name} is of a model with more caches")
+            if f"{slot}.range.keys" in self.views:
+                both = _device(self.views[f"{slot}.range.keys"]), _device(self.views[f"{slot}.range.values"])
+                snapshots[slot] = RangeSnapshot(start, end, arrays=both)
+            else:
+                names = [name for name in self.views if name.startswith(f"{slot}.state.")]
+                names.sort(key=lambda name: int(name.rsplit(".", 1)[1]))
+                snapshots[slot] = StateSnapshot(end, [_device(self.views[name]) for name in names], compact=True)
+        return snapshots
+
+
+def read_contents(path: Path) -> Contents:
+    """A record's file, checked byte for byte, on any thread; raises UnfitRecord, and FileNotFoundError."""
     try:
         file = SafetensorsFile(path)
         views = {name: file.view(name) for name in file.tensors}
@@ -86,17 +111,7 @@ def read_snapshots(path: Path, slots: int) -> list[Snapshot | None]:
         raise UnfitRecord(f"{path.name} cannot be read: {error}") from error
     if checksum(views, said) != wanted:
         raise UnfitRecord(f"{path.name} is damaged: its checksum is not that of its contents")
-    snapshots: list[Snapshot | None] = [None] * slots
-    for slot, (start, end) in ends.items():
-        if not 0 <= slot < slots:
-            raise UnfitRecord(f"{path.name} is of a model with more caches")
-        if f"{slot}.range.keys" in views:
-            both = _device(views[f"{slot}.range.keys"]), _device(views[f"{slot}.range.values"])
-            snapshots[slot] = RangeSnapshot(start, end, arrays=both)
-        else:
-            names = sorted((n for n in views if n.startswith(f"{slot}.state.")), key=lambda n: int(n.rsplit(".", 1)[1]))
-            snapshots[slot] = StateSnapshot(end, [_device(views[name]) for name in names], compact=True)
-    return snapshots
+    return Contents(path, views, ends)
 
 
 def digest(keys: Keys) -> str:

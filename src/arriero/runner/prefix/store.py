@@ -16,6 +16,7 @@ from arriero.runner.caches.snapshot import RangeSnapshot
 from arriero.runner.prefix.disk import DiskTier, Stretch
 from arriero.runner.prefix.keys import Keys
 from arriero.runner.prefix.node import Node, keeps_every_position
+from arriero.runner.prefix.reading import Reading
 from arriero.runner.prefix.record import digest, make_record
 from arriero.runner.prefix.restore import restore
 from arriero.runner.prefix.trie import PrefixTrie
@@ -80,10 +81,27 @@ class PrefixStore:
         """The trie itself."""
         return self._trie
 
-    def begin(self, keys: Keys, boundaries: Sequence[int] = (), most: int | None = None) -> Reuse:
+    def read_ahead(self, keys: Keys) -> Reading:
+        """Have what the disk holds of a prompt beyond what is in memory read in the background, for `begin`."""
+        if self._disk is None or not self._trie.budget:
+            return Reading()
+        known = self.known(keys)
+        chain, length = self._disk.match(keys, parts=self._all_ranges)
+        if length < known + WORTH_READING:
+            return Reading()
+        return self._disk.begin_reading(self._fitting([stretch for stretch in chain if stretch.end > known])[0])
+
+    def begin(
+        self,
+        keys: Keys,
+        boundaries: Sequence[int] = (),
+        most: int | None = None,
+        reading: Reading | None = None,
+    ) -> Reuse:
         """Caches for a row with these keys, as far on as earlier rows got, at most to `most`.
 
         By default that leaves the last key's position to compute; keys of pairs are one fewer than there are positions.
+        `reading` is what `read_ahead` gave; files that are not in it are read now.
         `boundaries` are offsets where messages end. The row plans captures there, every RESTORE_EVERY positions, near
         the prompt's end, and where it leaves what is stored.
         """
@@ -97,7 +115,7 @@ class PrefixStore:
         offset = restore(caches, found.path, length) if length else 0
         if taken and offset < found.path[-1].end:
             self._part(caches, keys, offset)
-        if self._disk is not None and self._from_disk(self._disk, keys, offset):
+        if self._disk is not None and self._from_disk(self._disk, keys, offset, reading or Reading()):
             found = self._trie.match(keys)
             length = min(found.length, most)
             if length > offset:
@@ -237,7 +255,7 @@ class PrefixStore:
                     node.snapshots[slot] = cache.lazy(node.start, node.end)  # type: ignore[attr-defined]
             node.recount()
 
-    def _from_disk(self, disk: DiskTier, keys: Keys, known: int) -> bool:
+    def _from_disk(self, disk: DiskTier, keys: Keys, known: int, reading: Reading) -> bool:
         """Bring into memory what the disk holds beyond `known` positions; whether that was anything."""
         chain, length = disk.match(keys, parts=self._all_ranges)
         if length < known + WORTH_READING:
@@ -249,7 +267,7 @@ class PrefixStore:
         if self._trie.match(keys).length < wanted[0].start:
             return True  # what they go on from had to make room
         for stretch in wanted:
-            snapshots = disk.read(stretch, len(self._trie.kinds))
+            snapshots = disk.read(stretch, len(self._trie.kinds), reading)
             if snapshots is None:
                 return True
             history = np.concatenate([keys[: stretch.start], stretch.keys])
