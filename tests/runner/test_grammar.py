@@ -16,6 +16,7 @@ from arriero.runner.messages import Failed, Finished, Grammar, SamplingOptions, 
 from arriero.runner.sampling import Sampler
 from arriero.runner.sampling.constraint import Constraint
 from arriero.runner.sampling.grammar import Grammars
+from arriero.runner.sampling.masks import ruled_out
 from tests.helpers.engine_runs import Reply, run
 from tests.helpers.grammars import (
     CALL,
@@ -369,6 +370,16 @@ def test_the_best_token_is_that_of_those_allowed(dtype: mx.Dtype) -> None:
     logits = mx.array([[3.0, 2.0, 1.0, 0.0]] * 2, dtype)
     drawn = sampler.sample(["masked", "free"], logits, {"masked": np.array([False, False, True, True])})
     assert drawn.read_tokens() == [2, 0]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("size", [1, 8, 37, 300])
+def test_what_is_ruled_out_is_minus_infinity_and_the_rest_is_as_it_was(dtype: mx.Dtype, size: int) -> None:
+    chance = np.random.default_rng(size)
+    scores = mx.array(chance.normal(size=(3, size)).astype(np.float32) * 50).astype(dtype)
+    allowed = chance.random((3, size)) < 0.5
+    found = np.array(ruled_out(scores, allowed).astype(mx.float32))
+    assert (found == np.where(allowed, np.array(scores.astype(mx.float32)), -np.inf)).all()
 
 
 def test_a_finished_row_counts_its_tokens() -> None:

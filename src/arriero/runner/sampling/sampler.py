@@ -13,6 +13,7 @@ from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.sampling.distribution import Distribution
 from arriero.runner.sampling.history import History
 from arriero.runner.sampling.logprobs import Logprobs, logprobs, to_messages
+from arriero.runner.sampling.masks import ruled_out
 from arriero.runner.sampling.randomness import Stream, fresh_seed, keys, uniform
 from arriero.runner.sampling.transforms import Parameters, Rules, distribution, penalise, rules
 
@@ -218,20 +219,20 @@ class Sampler:
             raise ValueError(f"row {row!r} was not added to the sampler")
         return found
 
-    def _allowed(self, group: _Group, allowed: Mapping[Hashable, np.ndarray]) -> mx.array | None:
+    def _allowed(self, group: _Group, allowed: Mapping[Hashable, np.ndarray]) -> np.ndarray | None:
         """The tokens that the rows of a group may draw, bool `[n, vocab]`; None where all may."""
         if not any(row in allowed for row in group.ids):
             return None
         every = np.ones(self._vocab_size, bool)
-        return mx.array(np.stack([allowed.get(row, every) for row in group.ids]))
+        return np.stack([allowed.get(row, every) for row in group.ids])
 
-    def _draw(self, group: _Group, logits: mx.array, allowed: mx.array | None = None) -> mx.array:
+    def _draw(self, group: _Group, logits: mx.array, allowed: np.ndarray | None = None) -> mx.array:
         # A cast to float32 does not change which score is the largest.
         scores = logits if group.parameters.greedy else logits.astype(mx.float32)
         if group.lines is not None:
             scores = penalise(scores.astype(mx.float32), self._history.tokens(group.lines), group.parameters)
         if allowed is not None:
-            scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
+            scores = ruled_out(scores, allowed)
         if group.parameters.greedy:
             tokens = argmax(scores).astype(mx.int32)
         else:
