@@ -14,7 +14,6 @@ from arriero.formats.gguf import GGUFFile
 from arriero.formats.safetensors_folder import open_folder
 from arriero.source import FolderSource, GGUFSource, LayersSource, ModelSource
 
-
 GGUF_KEYS = "metadata.gguf"
 """The keys of the GGUF file that a model of tensor layers was made of: its tokenizer and templates are in them."""
 

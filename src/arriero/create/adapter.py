@@ -18,7 +18,7 @@ import numpy as np
 
 from arriero.create.inventory import open_weights
 from arriero.create.kinds import sniff
-from arriero.create.numbers import Numbers
+from arriero.create.numbers import Numbers, finite
 from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
 from arriero.formats import json_text
 from arriero.formats.safetensors import SafetensorsFile
@@ -74,10 +74,7 @@ class Adapted:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """See `Numbers.read`."""
-        values: np.ndarray = self.numbers.read(start, stop) + self.delta.rows(start, stop)
-        if not np.isfinite(values).all():
-            raise CheckpointError(f"tensor {self.name} with the adapter's change is not finite")
-        return values
+        return finite(self.numbers.read(start, stop) + self.delta.rows(start, stop), self.name)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class GGUFModel:
     embedding_length: int
     text: TextFiles
     """The tokenizer and the chat template in the header."""
+    parts: list[GGUFFile]
+    """The opened files, in order."""
+    config: dict[str, Any]
+    """What the header says as Hugging Face would."""
 
 
 def read_gguf(files: Mapping[str, Path]) -> GGUFModel:
@@ -70,6 +74,8 @@ def read_gguf(files: Mapping[str, Path]) -> GGUFModel:
         context_length=_number(metadata.get(f"{architecture}.context_length")),
         embedding_length=_number(metadata.get(f"{architecture}.embedding_length")),
         text=TextFiles({}, metadata),
+        parts=parts,
+        config=config,
     )
 
 

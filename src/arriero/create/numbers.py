@@ -49,7 +49,7 @@ class PlainNumbers:
                 values = values * _scalar(self.factor)
         else:
             values = _float32(rows, self.part.span.dtype)
-        return _finite(values, self.name)
+        return finite(values, self.name)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Fp8Numbers:
             index = np.arange(start, stop)
             chosen = blocks[index // per_matrix, index % per_matrix // blockfp8.BLOCK]
             values *= chosen.repeat(blockfp8.BLOCK, axis=-1)[:, : values.shape[-1]]
-        return _finite(values, self.name)
+        return finite(values, self.name)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PackedNumbers:
             values = mxfp.dequantize(words, scales, self.how.bits)
         if self.factor is not None:
             values *= _scalar(self.factor)
-        return _finite(values, self.name)
+        return finite(values, self.name)
 
     def multipliers(self) -> np.ndarray:
         """Float32 factors of nvfp4, one for all or one for each leading index."""
@@ -150,7 +150,8 @@ def _float32(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _finite(values: np.ndarray, name: str) -> np.ndarray:
+def finite(values: np.ndarray, name: str) -> np.ndarray:
+    """The values; CheckpointError when one of them is no finite number."""
     if not np.isfinite(values).all():
         raise CheckpointError(f"tensor {name} holds numbers that are not finite, which no quantisation can keep")
     return values

@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from arriero.chat.files import TextFiles
+from arriero.chat.files import GGUF_KEYS, TextFiles
 from arriero.chat.model_text import ModelText
-from arriero.chat.templates import ChatTemplates, compiled
+from arriero.chat.templates import ChatTemplates, compiled, template_sources
 from arriero.create.adapter import Adapter, open_adapter
 from arriero.create.draft import DraftPlan, plan_draft
+from arriero.create.from_gguf import plan_gguf
 from arriero.create.gguf import GGUFModel, read_gguf
 from arriero.create.inventory import Inventory, take_inventory
 from arriero.create.kinds import refuse, sniff
@@ -28,8 +29,9 @@ from arriero.create.recode import Recoding
 from arriero.create.request import CreateRequest
 from arriero.create.stored import stored_tensors
 from arriero.create.write import Progress, add_layer, write_tensor
-from arriero.errors import CheckpointError, InvalidRequest, UnsupportedFeature
+from arriero.errors import CheckpointError, InvalidRequest
 from arriero.model.architectures import check_config
+from arriero.model.gguf_config import generation_config_of
 from arriero.source import GGUFSource
 from arriero.store import manifests
 from arriero.store.describe import human_count
@@ -41,6 +43,7 @@ Check = Callable[[Plan, Mapping[str, Path]], None]
 """Raises CheckpointError for a plan that makes no model, given the configuration files by name."""
 
 _REPORT_EVERY = 0.1
+_GGUF = (manifests.MODEL, manifests.PROJECTOR)
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,11 @@ def _from_model(work: Work, base: StoredModel, adapter: Adapter | None) -> _Targ
     gguf: tuple[Path, ...] = ()
     if isinstance(source, GGUFSource):
         weights = base.manifest.of(manifests.MODEL)
-        files = read_gguf({f"part {n} of {base.name}": base.path(w) for n, w in enumerate(weights, 1)}).text
-        gguf = tuple(map(Path, source.paths))
+        model = read_gguf({f"part {n} of {base.name}": base.path(w) for n, w in enumerate(weights, 1)})
         if request.precision or adapter is not None:
-            raise _refuse_gguf(request, str(base.name))
+            others = [layer for layer in base.manifest.layers if layer.media_type not in _GGUF and not is_draft(layer)]
+            return _recoded_gguf(work, model, adapter, _labelled(base, others), base.config)
+        files, gguf = model.text, tuple(map(Path, source.paths))
     else:
         check_config(base.json_file("config.json"))
         files = TextFiles.open(source)
@@ -212,27 +216,20 @@ def _from_files(work: Work, adapter: Adapter | None) -> _Target:
     paths = work.uploaded(request.files)
     gguf = [name for name, path in paths.items() if sniff(path) == "gguf"]
     if len(gguf) == len(paths):
-        if request.precision or adapter is not None:
-            raise _refuse_gguf(request, gguf[0])
-        return _from_gguf(work, paths)
+        return _from_gguf(work, paths, adapter)
     if gguf:
         other = next(name for name in paths if name not in gguf)
         raise InvalidRequest(f"'files' mixes GGUF ({gguf[0]}) with other files ({other}); a model is one or the other")
     return _from_safetensors(work, paths, adapter)
 
 
-def _refuse_gguf(request: CreateRequest, what: str) -> UnsupportedFeature:
-    asked = "'quantize'" if request.precision else "an adapter"
-    return UnsupportedFeature(
-        f"{asked} was asked for {what}, but GGUF files keep their tensors as they are; use the original safetensors "
-        "model"
-    )
-
-
-def _from_gguf(work: Work, paths: dict[str, Path]) -> _Target:
+def _from_gguf(work: Work, paths: dict[str, Path], adapter: Adapter | None) -> _Target:
     request = work.request
     work.progress({"status": "parsing GGUF"})
     model = read_gguf(paths)
+    if request.precision or adapter is not None:
+        target = _recoded_gguf(work, model, adapter, [], _describe_gguf(model))
+        return replace(target, replaced=frozenset(request.files.values()))
     text = open_text(model.text, request.template)
     layers = []
     for name in model.files:
@@ -240,6 +237,37 @@ def _from_gguf(work: Work, paths: dict[str, Path]) -> _Target:
         work.progress({"status": f"using existing layer {digest}"})
         layers.append(Layer(media_type=manifests.MODEL, digest=digest, size=paths[name].stat().st_size))
     return _Target(_describe_gguf(model), text, layers, gguf=tuple(paths[name] for name in model.files))
+
+
+def _recoded_gguf(
+    work: Work, model: GGUFModel, adapter: Adapter | None, others: list[Layer], described: ConfigBlob
+) -> _Target:
+    """A GGUF model as tensor layers; `others` are the layers that it keeps."""
+    text = open_text(model.text, work.request.template)
+    recoding = _recoding(work.request, model.config, adapter)
+    assert recoding is not None
+    plan, changed = plan_gguf(model.parts, model.config, recoding)
+    if recoding.asked and not changed:
+        raise _unchanged(recoding, plan)
+    documents, layers = {}, list(others)
+    written = {"config.json": model.config, "generation_config.json": generation_config_of(model.parts[0])}
+    for name, document in written.items():
+        layer = add_layer(work.build, msgspec.json.encode(document), manifests.JSON, work.progress, name)
+        documents[name] = work.store.blobs.path(layer.digest)
+        layers.append(layer)
+    texts = {GGUF_KEYS: model.parts[0].without_tensors()}
+    if template := template_sources(model.text).get("default"):
+        texts["chat_template.jinja"] = template.encode()
+    layers += [add_layer(work.build, data, manifests.TEXT, work.progress, name) for name, data in texts.items()]
+    config = msgspec.structs.replace(
+        described,
+        model_format="safetensors",
+        model_type=human_count(plan.parameters),
+        file_type=plan.file_type,
+        context_length=model.context_length,
+        embedding_length=model.embedding_length,
+    )
+    return _Target(config, text, layers, plan, documents)
 
 
 def _describe_gguf(model: GGUFModel) -> ConfigBlob:
@@ -288,10 +316,14 @@ def _recoding(request: CreateRequest, config: dict[str, Any], adapter: Adapter |
 def _check_made(recoding: Recoding, plan: Plan) -> None:
     """Refuse a precision that changes nothing; what an adapter does not find is told by `Adapter.check_taken`."""
     if recoding.asked and not plan.made:
-        raise InvalidRequest(
-            f"no tensor of the model becomes {recoding.asked}: it is {plan.file_type} already, or too small for the "
-            "groups; leave 'quantize' out"
-        )
+        raise _unchanged(recoding, plan)
+
+
+def _unchanged(recoding: Recoding, plan: Plan) -> InvalidRequest:
+    return InvalidRequest(
+        f"no tensor of the model becomes {recoding.asked}: it is {plan.file_type} already, or too small for the "
+        "groups; leave 'quantize' out"
+    )
 
 
 def _check_vocabulary(inventory: Inventory, text: ModelText) -> None:
@@ -345,6 +377,8 @@ def _write_tensors(work: Work, plan: Plan) -> list[Layer]:
         stored = write_tensor(work.build, blob, copied, missed)
         layers.append(Layer(media_type=manifests.TENSOR, digest=stored.digest, size=stored.size, name=blob.name))
     for (source, kind), found in errors.items():
+        if source == kind:
+            continue
         lost = f"weight error {math.sqrt(sum(e * e for e in found) / len(found)):.2%}" if any(found) else "exact"
         work.progress({"status": f"{len(found)} tensors from {source} to {kind}: {lost}"})
     return layers

@@ -185,7 +185,7 @@ def _joined(blobs: list[BlobPlan]) -> list[BlobPlan]:
 def _layer(name: str, members: list[BlobPlan]) -> BlobPlan:
     if len(members) == 1 and members[0].name == name:
         return members[0]
-    metadata = {"format": "mlx"} if any(member.metadata.get("format") == "mlx" for member in members) else {}
+    metadata = _particular(member.metadata for member in members)
     for member in members:
         metadata |= {f"{member.name}.{key}": value for key, value in member.metadata.items() if key != "format"}
     packed = [member.kind for member in members if member.kind]
@@ -253,8 +253,14 @@ def _has_table_factor(found: Bundle, inventory: Inventory) -> bool:
 
 
 def _origin(parts: Iterable[Part]) -> dict[str, str]:
-    """MLX conversions say so in their files; some tensors are laid out otherwise there, so the blobs say it too."""
-    return {"format": "mlx"} if any(part.file.metadata.get("format") == "mlx" for part in parts) else {}
+    """MLX conversions say so in their files; some tensors are laid out otherwise there, so the blobs say it too. So do
+    layers that were made of a GGUF file.
+    """
+    return _particular(part.file.metadata for part in parts)
+
+
+def _particular(metadata: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return next(({"format": said["format"]} for said in metadata if said.get("format") in ("mlx", "gguf")), {})
 
 
 def _check_orphan(name: str, stem: str, inventory: Inventory) -> None:

@@ -129,9 +129,16 @@ class GGUFFile:
         reader = _Reader(self.path, self.data, 0)
         self.version, tensor_count, key_count = _preamble(reader)
         self.metadata = Metadata(self.data, _values(reader, key_count), self.path)
+        self._keys = (24, reader.position)
         self.alignment = self._alignment()
         entries = _entries(reader, tensor_count)
         self.tensors = self._tensors(entries, reader.position)
+
+    def without_tensors(self) -> bytes:
+        """A file of the same keys and no tensor."""
+        start, end = self._keys
+        head = struct.pack("<4sIQQ", b"GGUF", self.version, 0, len(self.metadata))
+        return head + self.data[start:end].tobytes()
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)

@@ -2,101 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 
 from arriero.errors import CheckpointError
 from arriero.formats.gguf import GGUFTensor, open_shards
-from arriero.formats.gguf_repack import LAYOUTS, repack, repackable
-from arriero.formats.mapped import REPAIR
-from arriero.model.gguf_config import ARCHITECTURES, architecture_of, config_of, generation_config_of
-from arriero.model.gguf_names import CONSUMED, hugging_face_name
-from arriero.model.gguf_orders import column_order, row_order, take_columns
+from arriero.formats.gguf_repack import repack
+from arriero.model.gguf_config import config_of, generation_config_of
+from arriero.model.gguf_orders import take_columns
+from arriero.model.gguf_tensors import Order, check_type, named_tensors
 from arriero.model.stored import HostWeight, Stored, TensorInfo
-from arriero.model.weight import Mode, Quantization, Weight
+from arriero.model.weight import Quantization, Weight
 from arriero.source import GGUFSource
 
 Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["gguf"]]
-
-_COMPANIONS = (".scale", ".input_scale")
-_MODES: dict[str, Mode] = {"affine": "affine", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
-_DENSE = {"F32", "F16", "BF16", "I8", "I16", "I32", "I64"}
-
-
-class Order(NamedTuple):
-    """Where our rows and columns are in the file, None where they are in the same places."""
-
-    rows: np.ndarray | None
-    columns: np.ndarray | None
 
 
 def read(source: GGUFSource) -> Parts:
     """Label, tensors, configuration, generation configuration and dialect; raises CheckpointError."""
     files = open_shards(source.paths)
     label = str(files[0].path)
-    architecture = architecture_of(files[0])
     config = config_of(files)
-    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    scales = _global_scales(tensors) if architecture in ARCHITECTURES else {}
-    stored: dict[str, Stored] = {}
-    for tensor in tensors.values():
-        if architecture in ARCHITECTURES:
-            if CONSUMED.match(tensor.name) or tensor.name.endswith(_COMPANIONS):
-                continue
-            _check(tensor)
-        name = hugging_face_name(architecture, tensor.name)
-        order = _order(architecture, tensor, config)
-        if name in stored:
-            raise CheckpointError(f"{label}: tensor {tensor.name} is there under another name too")
-        stored[name] = _stored(name, tensor, order, scales.get(tensor.name))
+    stored = {
+        found.name: _stored(found.name, found.tensor, found.order, found.scale, found.quantization)
+        for found in named_tensors(files, config)
+    }
     return label, stored, config, generation_config_of(files[0]), "gguf"
 
 
-def _order(architecture: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> Order:
-    try:
-        return Order(
-            row_order(architecture, tensor.name, tensor.shape, config),
-            column_order(tensor.name, tensor.shape, config),
-        )
-    except CheckpointError as error:
-        raise CheckpointError(f"{tensor.file.path}: {error}") from error
-
-
-def _global_scales(tensors: Mapping[str, GGUFTensor]) -> dict[str, np.ndarray]:
-    """NVFP4's multipliers by the name of their weight: float32, a scalar or one per expert."""
-    found: dict[str, np.ndarray] = {}
-    for name, tensor in tensors.items():
-        if not name.endswith(".scale"):
-            continue
-        weight = name.removesuffix(".scale").removesuffix(".weight") + ".weight"
-        owner = tensors.get(weight)
-        experts = owner.shape[0] if owner is not None and len(owner.shape) == 3 else 1
-        where = f"{tensor.file.path}: tensor {name}"
-        if owner is None or owner.type.name != "NVFP4" or tensor.type.name != "F32":
-            raise CheckpointError(f"{where} is a scale, but {weight} is no NVFP4 tensor; {REPAIR}")
-        values = tensor.dense().reshape(-1)
-        if len(values) not in (1, experts) or not np.isfinite(values).all():
-            raise CheckpointError(f"{where} has {len(values)} numbers for {experts} matrices; {REPAIR}")
-        found[weight] = values.reshape(()) if len(values) == 1 else values
-    return found
-
-
-def _check(tensor: GGUFTensor) -> None:
-    if tensor.type.name not in _DENSE and not repackable(tensor.type):
-        raise CheckpointError(
-            f"{tensor.file.path}: tensor {tensor.name} is stored as {tensor.type.name}, which we cannot run; "
-            "use a model of another quantisation"
-        )
-
-
-def _stored(name: str, tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> Stored:
-    layout = LAYOUTS.get(tensor.type.name)
-    quantization = Quantization(_MODES[layout.mode], layout.bits, layout.group_size) if layout else None
+def _stored(
+    name: str, tensor: GGUFTensor, order: Order, scale: np.ndarray | None, quantization: Quantization | None
+) -> Stored:
     info = TensorInfo(name, tensor.type.name, tensor.shape, quantization, tensor.nbytes)
-    return Stored(info, lambda: _load(tensor, order, scale), lambda: _view(tensor, order, scale))
+    return Stored(info, lambda: _load(tensor, order, scale, quantization), lambda: _view(tensor, order, scale))
 
 
 def _dense(tensor: GGUFTensor, order: Order) -> np.ndarray:
@@ -131,9 +71,9 @@ def _columns(tensor: GGUFTensor, array: np.ndarray, order: np.ndarray, unit: int
         ) from error
 
 
-def _load(tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> Weight:
-    _check(tensor)
-    if tensor.type.plain:
+def _load(tensor: GGUFTensor, order: Order, scale: np.ndarray | None, quantization: Quantization | None) -> Weight:
+    check_type(tensor)
+    if quantization is None:
         return Weight(_array(_dense(tensor, order)))
     raw = _raw(tensor, order)
     lead = raw.shape[:-1]
@@ -152,7 +92,7 @@ def _load(tensor: GGUFTensor, order: Order, scale: np.ndarray | None) -> Weight:
 
     return Weight(
         shaped(packed.data),
-        Quantization(_MODES[layout.mode], layout.bits, layout.group_size),
+        quantization,
         shaped(packed.scales),
         None if packed.biases is None else shaped(packed.biases),
         None if scale is None else mx.array(scale),

@@ -24,7 +24,7 @@ from arriero.model.stored import HostWeight, Stored, TensorInfo
 from arriero.model.weight import Quantization, Weight
 from arriero.source import FolderSource, LayersSource
 
-Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["hf", "mlx"]]
+Parts = tuple[str, dict[str, Stored], dict[str, Any], dict[str, Any], Literal["hf", "mlx", "gguf"]]
 
 NVFP4_LARGEST = np.float32(2688)
 """6 (largest E2M1) · 448 (largest E4M3): MLX states a global scale as the largest value of the tensor."""
@@ -89,9 +89,11 @@ def read_layers(source: LayersSource, *, draft: bool = False) -> Parts:
     stored = _store(bundle(files), layout, LazyFiles(most_open=64))
     generation = source.files.get(f"{folder}generation_config.json")
     generation_config = _json(Path(generation)) if generation else {}
-    mlx = "quantization" in config or any(file.metadata.get("format") == "mlx" for file in files.values())
+    formats = {file.metadata.get("format") for file in files.values()}
+    mlx = "quantization" in config or "mlx" in formats
     named = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
-    return label, named, config, generation_config, "mlx" if mlx else "hf"
+    # Tensors of a GGUF file keep what is particular about them: gains with their 1, rates without a logarithm.
+    return label, named, config, generation_config, "gguf" if "gguf" in formats else "mlx" if mlx else "hf"
 
 
 def _layer(layer: str, path: str) -> dict[str, SafetensorsFile]:
