@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 from arriero.create import create as create_module
-from arriero.create import write as write_module
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
 from arriero.store import store as store_module
@@ -30,7 +29,7 @@ from tests.helpers.checkpoint_folder import tensors, upload, write_folder
 from tests.helpers.unchecked import unchecked
 
 _CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir", "os.utime"}
-_WATCHED = (str(Path(store_module.__file__).parent), str(write_module.__file__), str(create_module.__file__))
+_WATCHED = tuple(str(Path(module.__file__).parent) for module in (store_module, create_module))
 
 
 class Kill:

@@ -85,8 +85,8 @@ def kill_at(place: Place, killer: Killer, operation: str, mode: str, share: floa
     place.restore()
     point = 1 + int(share * steps)
     reply = killer(operation, mode, point)
-    # Threads share out the lines of a quantising import differently each time, so its last ones may not be there.
-    assert reply == "killed" or (operation in ("quantize", "replace") and mode == "lines" and int(reply) < point)
+    # Threads and the clock decide over some lines (who waits, whether progress is due), so the last may not be there.
+    assert reply == "killed" or (mode == "lines" and int(reply) < point)
     check_ruins(place, operation)
 
 
