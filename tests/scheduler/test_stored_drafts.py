@@ -16,10 +16,11 @@ from arriero.create.request import CreateRequest
 from arriero.errors import CheckpointError
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
-from arriero.runner.messages import RunnerConfig, SamplingOptions, Submit
+from arriero.runner.messages import RunnerConfig, SamplingOptions, SpeculationUsed, Submit
 from arriero.runner.prefix.fingerprint import fingerprint
 from arriero.runner.speculation.opening import open_draft
 from arriero.scheduler import LoadRequest
+from arriero.scheduler.runner import Drafting
 from arriero.source import GGUFSource, LayersSource
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import upload
@@ -62,7 +63,11 @@ async def test_a_stored_draft_drafts_in_a_real_runner_for_its_model(make, tmp_pa
         assert end.speculation.rounds > 3
         (loaded,) = scheduler.loaded()
         assert loaded.drafting.kind == "DFlash2DraftModel"
-        assert loaded.drafting.rounds == end.speculation.rounds
+        used = end.speculation
+        assert loaded.drafting.rounds == used.rounds
+        assert loaded.drafting.accepted_by_position == tuple(used.accepted_by_position)
+        assert (loaded.drafting.plain_steps, loaded.drafting.parked_ns) == (used.plain_steps, used.parked_ns)
+        assert used.plain_steps > 0
 
 
 def beside(path: Path, name: str) -> LayersSource:
@@ -90,3 +95,21 @@ def test_stored_prefixes_of_a_gguf_file_are_another_drafts_own(tmp_path):
     with_draft = GGUFSource(paths, beside(tmp_path, "dflash2"))
     names = {fingerprint(source, "float32", "cpu", "exact", "d") for source in (GGUFSource(paths), with_draft)}
     assert len(names) == 2
+
+
+def test_what_drafting_did_adds_up_over_replies_and_runners():
+    def used(reached: list[int], accepted: list[int]) -> SpeculationUsed:
+        return SpeculationUsed(
+            kind="lookup",
+            rounds=reached[0],
+            drafted=sum(reached),
+            accepted=sum(accepted),
+            reached_by_position=reached,
+            accepted_by_position=accepted,
+            plain_steps=2,
+            parked_ns=10,
+        )
+
+    one = Drafting("lookup").after(used([3, 2], [2, 1]))
+    two = one.after(used([4, 1, 1], [1, 1, 0]))
+    assert two.plus(one) == Drafting("lookup", 10, 16, 8, (10, 5, 1), (5, 3, 0), 6, 30)

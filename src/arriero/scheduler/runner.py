@@ -61,18 +61,45 @@ class Drafting:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    reached_by_position: tuple[int, ...] = ()
+    """How often the draft of each place in a round was looked at."""
+    accepted_by_position: tuple[int, ...] = ()
+    plain_steps: int = 0
+    """Steps that could have had drafts and had none."""
+    parked_ns: int = 0
+    """Time of those steps."""
 
     def after(self, used: SpeculationUsed) -> Drafting:
         """The same with one more reply."""
-        return Drafting(
-            used.kind, self.rounds + used.rounds, self.drafted + used.drafted, self.accepted + used.accepted
+        return self.plus(
+            Drafting(
+                used.kind,
+                used.rounds,
+                used.drafted,
+                used.accepted,
+                tuple(used.reached_by_position),
+                tuple(used.accepted_by_position),
+                used.plain_steps,
+                used.parked_ns,
+            )
         )
 
     def plus(self, other: Drafting) -> Drafting:
         """The same with what the same kind did elsewhere."""
         return Drafting(
-            self.kind, self.rounds + other.rounds, self.drafted + other.drafted, self.accepted + other.accepted
+            self.kind,
+            self.rounds + other.rounds,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            _summed(self.reached_by_position, other.reached_by_position),
+            _summed(self.accepted_by_position, other.accepted_by_position),
+            self.plain_steps + other.plain_steps,
+            self.parked_ns + other.parked_ns,
         )
+
+
+def _summed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in itertools.zip_longest(first, second, fillvalue=0))
 
 
 class Stream:

@@ -45,17 +45,19 @@ def _readings(services: Services, statuses: list[tuple[str, Status]]) -> Iterabl
     yield from _of_models(loaded)
     yield from _of_runners(statuses)
     drafting = scheduler.drafting()
-    for name, what in (
-        ("rounds", "Rounds of speculation."),
-        ("drafted_tokens", "Tokens that drafts proposed and the model judged."),
-        ("accepted_tokens", "Drafted tokens that stayed."),
+    for name, what, scale in (
+        ("rounds", "Rounds of speculation.", 1),
+        ("drafted_tokens", "Tokens that drafts proposed and the model judged.", 1),
+        ("accepted_tokens", "Drafted tokens that stayed.", 1),
+        ("plain_steps", "Steps that could have had drafts and had none.", 1),
+        ("parked_seconds", "Time of those steps.", 1e-9),
     ):
-        field = name.removesuffix("_tokens")
+        field = name.removesuffix("_tokens").replace("_seconds", "_ns")
         yield Reading(
             f"arriero_speculation_{name}_total",
             what,
             ("model", "draft"),
-            {key: getattr(used, field) for key, used in drafting.items()},
+            {key: scale * getattr(used, field) for key, used in drafting.items()},
             "counter",
         )
 
