@@ -19,7 +19,17 @@ from arriero.chat.grammar import Format, grammar_for
 from arriero.chat.parsers.events import Parser
 from arriero.errors import RunnerCrashed
 from arriero.image import PlacedImage
-from arriero.runner.messages import Failed, Finished, Grammar, PrefixUsed, Submit, Tokens, Trigger, Vocabulary
+from arriero.runner.messages import (
+    Failed,
+    Finished,
+    Grammar,
+    PrefixUsed,
+    SpeculationUsed,
+    Submit,
+    Tokens,
+    Trigger,
+    Vocabulary,
+)
 from arriero.scheduler import Lease, LoadRequest, error_of
 from arriero.server.metrics import ReplyMeter
 from arriero.server.models import OpenModel
@@ -98,6 +108,8 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     load_ns: int
     prefill_ns: int
     decode_ns: int
+    speculation: SpeculationUsed | None = None
+    """None where nothing could draft, and where a stop string cut the row off."""
     prompt: Prompt
     tokens: list[int]
     """The reply's tokens, without the one that ended it."""
@@ -198,6 +210,7 @@ async def _reply(
         load_ns=load_ns,
         prefill_ns=finished.prefill_ns if finished else first - submitted,
         decode_ns=finished.decode_ns if finished else now - first,
+        speculation=finished.speculation if finished else None,
         prompt=prompt,
         tokens=transcript.tokens,
     )

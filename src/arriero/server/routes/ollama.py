@@ -283,6 +283,9 @@ def _end(reply: wire.ChatReply | wire.GenerateReply, final: Final) -> None:
     reply.prompt_eval_count, reply.prompt_eval_duration = len(final.prompt), final.prefill_ns
     reply.prompt_cached_count = final.cached_tokens
     reply.eval_count, reply.eval_duration = final.generated_tokens, final.decode_ns
+    used = final.speculation
+    if used is not None and used.rounds:
+        reply.drafting = wire.Drafted(used.kind, used.rounds, used.drafted, used.accepted, used.plain_steps)
     if final.prompt.dropped_messages or final.prompt.dropped_tokens:
         reply.truncated = wire.Truncated(final.prompt.dropped_messages, final.prompt.dropped_tokens)
 

@@ -164,6 +164,16 @@ class DebugInfo(msgspec.Struct, omit_defaults=True):
     image_count: int = 0
 
 
+class Drafted(msgspec.Struct, omit_defaults=True):
+    """What speculation did for a reply (ours): of `drafted` tokens `accepted` stayed, in `rounds` forwards."""
+
+    kind: str
+    rounds: int
+    drafted: int
+    accepted: int
+    plain_steps: int = 0
+
+
 class ChatReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One object of a chat reply, streamed or whole. Durations are nanoseconds; what is zero is left out."""
 
@@ -181,6 +191,8 @@ class ChatReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Prompt tokens that were not computed again (ours; included in `prompt_eval_count`)."""
     eval_count: int = 0
     eval_duration: int = 0
+    drafting: Drafted | None = None
+    """Only where something was drafted."""
     truncated: Truncated | None = None
     debug_info: DebugInfo | None = msgspec.field(default=None, name="_debug_info")
 
@@ -205,6 +217,8 @@ class GenerateReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Prompt tokens that were not computed again (ours; included in `prompt_eval_count`)."""
     eval_count: int = 0
     eval_duration: int = 0
+    drafting: Drafted | None = None
+    """Only where something was drafted."""
     truncated: Truncated | None = None
     debug_info: DebugInfo | None = msgspec.field(default=None, name="_debug_info")
 
