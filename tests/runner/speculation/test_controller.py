@@ -211,6 +211,24 @@ def test_whole_blocks_that_lose_are_given_up_for_the_request() -> None:
     assert set(depths) == {7}
 
 
+def test_whole_blocks_are_not_given_up_because_a_plain_step_was_faster_when_the_text_was_short() -> None:
+    controller = WholeBlocks(7)
+    simulate(controller, 20, flat, lambda i: 0.5)
+    depths, _, _ = simulate(controller, 400, lambda depth: 4 * flat(depth), lambda i: 0.5)
+    assert not controller.parked
+    assert depths.count(0) <= 4
+
+
+def test_whole_blocks_wait_for_a_plain_step_whose_length_is_known() -> None:
+    controller = WholeBlocks(7)
+    for _ in range(4):
+        controller.begin()
+        assert controller.next(7) == 0
+        controller.observe(0, 0, 0, 1, PLAIN)
+    controller.observe(0, 0, 0, 1, PLAIN)
+    assert controller.next(7) == 7
+
+
 def test_the_credit_is_all_that_a_short_request_can_lose() -> None:
     controller = DepthController()
     simulate(controller, 60, steep, lambda i: 0.0)

@@ -186,7 +186,8 @@ class DepthController:
 class WholeBlocks:
     """Always as many as the draft gives, but for a target that hardly takes any.
 
-    Plain steps are measured once, before the first block. A request that has lost by `GUARD` rounds goes on plainly.
+    Plain steps are measured before the first block, and again before a request that has lost by `GUARD` rounds goes on
+    plainly: they take longer than they did when the text was short.
     """
 
     GUARD = 64
@@ -194,35 +195,42 @@ class WholeBlocks:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.costs = Costs()
-        self._account = Account()
+        self._step: float | None = None
+        """Seconds of the latest plain step that followed another."""
+        self._tokens = 0
+        self._spent = 0.0
         self._plain_rounds = 0
         self._rounds = 0
         self._guard = self.GUARD
+        self._doubted = False
+        """Whether the request goes on plainly, should a plain step be as fast as it was."""
         self.parked = False
         self._last: int | None = None
 
     def begin(self) -> None:
-        self._account = Account()
-        self._rounds = 0
-        self.parked = False
+        self._tokens, self._spent, self._rounds = 0, 0.0, 0
+        self._guard = self.GUARD // 4 if self.parked else self.GUARD
+        self.parked = self._doubted = False
         self._last = None
 
     def next(self, most: int) -> int:
-        if self.parked or self._plain_rounds < self.PLAIN:
+        if self.parked or self._doubted or self._step is None or self._plain_rounds < self.PLAIN:
             return 0
         return min(most, self._limit)
 
     def observe(self, drafted: int, accepted: int, judged: int, produced: int, seconds: float) -> None:
+        follows, self._last = drafted == self._last, drafted
         if not drafted:
             self._plain_rounds += 1
-        if drafted == self._last:
-            self.costs.add(drafted, seconds)
-        self._last = drafted
-        if not drafted or 0 not in self.costs:
+            if follows:
+                self._step = seconds
+                self.parked = self.parked or (self._doubted and self._loses())
+                self._doubted = False
             return
-        self._account.add(produced, self.costs.of(0), seconds)
+        self._tokens += produced
+        self._spent += seconds
         self._rounds += 1
-        if self._rounds >= self._guard:
-            self.parked = self._account.spent > self._account.plain / 0.97
-            self._guard = self.GUARD // 4 if self.parked else self.GUARD
+        self._doubted = self._rounds >= self._guard and self._loses()
+
+    def _loses(self) -> bool:
+        return self._step is not None and self._spent > self._tokens * self._step / 0.97
