@@ -299,3 +299,21 @@ def test_a_speculator_names_what_drafts(model) -> None:
     engine = speculating(model)
     assert isinstance(engine._speculator, Speculator)
     assert engine.speculation == "lookup"
+
+
+@pytest.mark.parametrize("candidates", [0, 4])
+def test_log_probabilities_of_drawn_drafts_and_what_replaces_them_are_the_models_own(candidates) -> None:
+    """Those of the raw logits, whatever the temperature, the penalties and the draft's own law."""
+    target = MarkovModel(seed=3)
+    asking = SamplingOptions(temperature=1.4, top_k=4, repeat_penalty=1.3, logprobs=True, top_logprobs=2)
+    engine = speculating(target, draft=MarkovDraft(target, candidates=candidates), widths=(3, 1, 0))
+    engine.submit(submit("a", [1, 2], 80, sampling=asking))
+    reply = run(engine)["a"]
+    used = reply.end.speculation
+    assert 0 < used.accepted < used.drafted
+    assert len(reply.logprobs) == len(reply.tokens) == 80
+    for before, token, said in zip([2, *reply.tokens], reply.tokens, reply.logprobs, strict=False):
+        row = target.table[before].astype(np.float64)
+        logs = row - np.log(np.exp(row).sum())
+        assert said.logprob == pytest.approx(logs[token], abs=1e-5)
+        assert [t for t, _ in said.top] == np.argsort(-logs)[:2].tolist()
