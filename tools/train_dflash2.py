@@ -8,8 +8,8 @@ others. A draft of `--layers` layers with the model's own width is trained to gu
 them, with the model's table and head as they are. FOLDER gets config.json and model.safetensors in bfloat16, which
 `ARRIERO_SPECULATION=draft` runs; `tools/train_dflash2_measure.py` measures them in the engine.
 
-With `--seconds` and `--write-seconds` the work ends in a known time. `--talks FILE.npz` keeps the conversations: read
-when it is there, else written.
+`--from FOLDER` goes on with a draft of the same sizes. With `--seconds` and `--write-seconds` the work ends in a known
+time. `--talks FILE.npz` keeps the conversations: read when it is there, else written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from arriero.chat.vocabulary import CONTROL, tokenizer_from_gguf
-from tools.train_dflash2_files import write
+from tools.train_dflash2_files import read, write
 from tools.train_dflash2_loop import Plan, tokens_a_round, train
 from tools.train_dflash2_network import Draft, count
 from tools.train_dflash2_shape import Shape, spread_taps
@@ -50,6 +50,7 @@ def arguments(values: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument("--longest-answer", type=int, default=Manner.longest_answer)
     data.add_argument("--held-out", type=int, default=64, help="of them, to judge by")
     size = parser.add_argument_group("draft")
+    size.add_argument("--from", type=Path, dest="earlier", help="a draft that was trained before")
     size.add_argument("--layers", type=int, default=2)
     size.add_argument("--inner", type=int, help="width of the feed-forward; the model's own by default")
     size.add_argument("--taps", type=int, default=5)
@@ -90,8 +91,11 @@ def main(values: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit(f"--held-out {options.held_out} of {len(said.tokens)} conversations; some must be left")
     judged, learned = said.rows(slice(options.held_out)), said.rows(slice(options.held_out, None))
     draft = Draft(shape).to(options.device)
-    with torch.no_grad():
-        draft.norm.weight.copy_(target.norm)
+    if options.earlier is not None:
+        read(draft, options.earlier)
+    else:
+        with torch.no_grad():
+            draft.norm.weight.copy_(target.norm)
     print(f"{count(list(draft.parameters())):,} weights, {len(learned.tokens):,} conversations", flush=True)
     plan = Plan(options.steps, options.seconds, options.rows, options.anchors, options.rate, options.codebook_rate)
     started = time.monotonic()

@@ -88,8 +88,8 @@ def train(draft: Draft, target: Target, talks: Talks, plan: Plan, seed: int, say
     losses: list[Tensor] = []
     started = time.monotonic()
     for step, part in enumerate(rows_of(len(talks.tokens), plan.rows, generator)):
-        done = max(step / plan.steps, (time.monotonic() - started) / plan.seconds)
-        if done >= 1:
+        done = max(step / max(plan.steps, 1), (time.monotonic() - started) / plan.seconds)
+        if step >= plan.steps or done >= 1:
             break
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(done / plan.warm, 1.0, 0.5 + 0.5 * math.cos(math.pi * done)) + 1e-7

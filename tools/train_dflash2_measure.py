@@ -2,24 +2,29 @@
 
     python -m tools.train_dflash2_measure MODEL DRAFT [--tokens 160] [--guesses 7 3] [--temperatures 0 0.7]
 
-MODEL is a GGUF file or a folder, DRAFT a folder. Each question is answered plainly and with the draft, in turn, twice in
-alternating order; the first pair warms up. *Tokens a round* is what a forward of the target gave: guesses that stayed
-and one more, over all rounds, with guesses in every round. The speed is that of decoding alone, all answers together;
-the ratio's range is over the pairs. `copies` is the same with guesses copied from the text, without the draft, so that
-one sees how much the answers repeat themselves.
+MODEL is a GGUF file or a folder, DRAFT a folder. Each question is answered plainly and with the draft, in turn, in
+alternating order; the first pair warms up.
+
+- *tokens a round*: what a forward of the target gave, guesses that stayed and one more, over all rounds. There are guesses
+  in every round that can have some.
+- *plain*, *drafting*, *ratio*: tokens a second of decoding alone, all answers together.
+- *by answer*, *pairs*: quartiles of tokens a round and of ratios, over answers.
+- *work*: processor time of all threads a token, drafting over plain.
+- *stay*: how often the guess of each place stayed, if those before it did.
+- *copies* as guesses: they are copied from the text, without the draft, so that one sees how much the answers repeat
+  themselves; rounds are then only those that found something to copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arriero.chat.files import TextFiles
-from arriero.chat.messages import Message
-from arriero.chat.templates import ChatTemplates
-from arriero.chat.tokenizer import Tokenizer
+from arriero.chat.messages import Conversation, Message
+from arriero.chat.model_text import ModelText
 from arriero.model.contract import Draft, Model
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.load import load
@@ -50,25 +55,38 @@ QUESTIONS = (
 )
 
 
+HEADER = (
+    "| temperature | guesses | tokens a round | by answer | plain | drafting | ratio | pairs | work | same | stay |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
 @dataclass
 class Taken:
     """What answers together took."""
 
     tokens: int = 0
     seconds: float = 0.0
+    processor: float = 0.0
+    """Seconds of all threads."""
     rounds: int = 0
     accepted: int = 0
+    each: list[float] = field(default_factory=list)
+    """Tokens of a round, by answer."""
     reached: list[int] = field(default_factory=list)
     stayed: list[int] = field(default_factory=list)
 
-    def add(self, end: Finished) -> None:
-        """One answer; its first token came with the prompt."""
+    def add(self, end: Finished, processor: float) -> None:
+        """One answer, and what the processors spent on it; its first token came with the prompt."""
         self.tokens += end.generated_tokens - 1
         self.seconds += end.decode_ns / 1e9
+        self.processor += processor
         used = end.speculation
         if used is None:
             return
         self.rounds += used.rounds
+        if used.rounds:
+            self.each.append(1 + used.accepted / used.rounds)
         self.accepted += used.accepted
         self.reached = summed(self.reached, used.reached_by_position)
         self.stayed = summed(self.stayed, used.accepted_by_position)
@@ -108,26 +126,35 @@ class Compared:
 
     @property
     def ratio(self) -> float:
+        """Of speeds, all answers together."""
         return self.drafting.speed / self.plain.speed
+
+    @property
+    def work(self) -> float:
+        """Of processor seconds a token: less depends on what else the machine does."""
+        drafting, plain = self.drafting, self.plain
+        return drafting.processor / drafting.tokens * plain.tokens / plain.processor
 
 
 def answer(
     engine: Engine, prompt: list[int], most: int, stops: list[int], how: SamplingOptions
-) -> tuple[list[int], Finished]:
-    """The reply and its last message."""
+) -> tuple[list[int], Finished, float]:
+    """The reply, its last message, and the processors' seconds behind the first token."""
     engine.submit(Submit(id="turn", tokens=prompt, max_tokens=most, stop_tokens=stops, sampling=how))
     reply: list[int] = []
     end: Finished | None = None
+    begun: float | None = None
     while engine.busy:
         engine.step()
         for message in engine.drain():
             if isinstance(message, Tokens):
+                begun = begun or time.process_time()
                 reply += message.tokens
             elif isinstance(message, Finished):
                 end = message
-    if end is None:
-        raise RuntimeError("the engine ended without a last message")
-    return reply, end
+    if end is None or begun is None:
+        raise RuntimeError("the engine ended without a token or a last message")
+    return reply, end, time.process_time() - begun
 
 
 def compare(
@@ -149,8 +176,8 @@ def compare(
         for number, prompt in enumerate(prompts):
             replies, speeds = {}, {}
             for which in ((0, 1), (1, 0))[(turn + number) % 2]:
-                replies[which], end = answer(engines[which], prompt, most, stops, how)
-                found[which].add(end)
+                replies[which], end, processor = answer(engines[which], prompt, most, stops, how)
+                found[which].add(end, processor)
                 speeds[which] = (end.generated_tokens - 1) / max(end.decode_ns / 1e9, 1e-9)
             same += replies[0] == replies[1]
             if speeds[0]:
@@ -191,15 +218,10 @@ def main() -> None:
         lambda _: None,
         find_draft=lambda checkpoint, model, dtype: open_draft(config, checkpoint, model, dtype),
     )
-    files = TextFiles.open(source)
-    templates = ChatTemplates.open(files)
-    tokenizer = Tokenizer.from_files(files, templates)
-    prompts = [prompt_of(tokenizer, templates, question) for question in QUESTIONS[: options.questions]]
+    text = ModelText.open(source)
+    prompts = [prompt_of(text, question) for question in QUESTIONS[: options.questions]]
     limits = Limits(context_length=max(map(len, prompts)) + options.tokens + 64)
-    print(
-        "| temperature | guesses | tokens a round | plain tok/s | drafting tok/s | ratio | pairs | same answer | stay by place |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(HEADER))
     for temperature in options.temperatures:
         for guesses in (*options.guesses, 0):
             draft = loaded.draft if guesses else None
@@ -208,25 +230,31 @@ def main() -> None:
                 *pair,
                 prompts,
                 most=options.tokens,
-                stops=sorted(tokenizer.stop_ids),
+                stops=sorted(text.stop_ids),
                 how=SamplingOptions(temperature=temperature),
                 rounds=options.rounds,
             )
             print(row(f"{temperature:g}", str(guesses or "copies"), found), flush=True)
 
 
-def prompt_of(tokenizer: Tokenizer, templates: ChatTemplates, question: str) -> list[int]:
+def prompt_of(text: ModelText, question: str) -> list[int]:
     """Tokens of a conversation that asks it."""
-    raise SystemExit
+    return text.encode(text.render(Conversation(messages=[Message(role="user", content=question)])))
+
+
+def quartiles(values: Sequence[float]) -> str:
+    """The three, or a dash where there are too few."""
+    return " ".join(f"{value:.2f}" for value in statistics.quantiles(values, n=4)) if len(values) > 1 else "—"
 
 
 def row(temperature: str, guesses: str, found: Compared) -> str:
     """One line of the table."""
-    spread = f"{min(found.ratios):.2f}–{max(found.ratios):.2f}, median {statistics.median(found.ratios):.2f}"
     places = " ".join(f"{rate:.2f}" for rate in found.drafting.rates)
+    plain, drafting = found.plain, found.drafting
     return (
-        f"| {temperature} | {guesses} | {found.drafting.per_round:.2f} | {found.plain.speed:.0f} | "
-        f"{found.drafting.speed:.0f} | {found.ratio:.2f} | {spread} | {found.same} of {len(found.ratios)} | {places} |"
+        f"| {temperature} | {guesses} | {drafting.per_round:.2f} | {quartiles(drafting.each)} | {plain.speed:.0f} | "
+        f"{drafting.speed:.0f} | {found.ratio:.2f} | {quartiles(found.ratios)} | {found.work:.2f} | "
+        f"{found.same}/{len(found.ratios)} | {places} |"
     )
 
 

@@ -175,7 +175,7 @@ def test_what_is_stored_gives_the_engine_the_trainers_states_and_guesses(
         assert np.array(guesses).tolist() == path.tolist()
 
 
-def test_the_command_writes_talks_and_a_draft(path: Path, tmp_path: Path) -> None:
+def test_the_command_writes_talks_and_a_draft_and_goes_on_with_both(path: Path, tmp_path: Path) -> None:
     sizes = "--conversations 6 --length 90 --batch 4 --longest-question 3 --longest-answer 9 --held-out 2 --steps 2"
     sizes += " --rows 2 --anchors 4 --taps 1 --rank 4 --inner 32"
     kept = tmp_path / "talks.npz"
@@ -189,5 +189,11 @@ def test_the_command_writes_talks_and_a_draft(path: Path, tmp_path: Path) -> Non
     }
     said = Talks.read(kept, "cpu")
     assert said.tokens.shape == (6, 90)
-    again = train_dflash2.main([str(path), str(tmp_path / "again"), "--talks", str(kept), *sizes.split()])
-    assert again["loss"] == pytest.approx(report["loss"], abs=1)
+    stored, again = str(tmp_path / "draft"), [str(path), str(tmp_path / "again"), "--talks", str(kept)]
+    untouched = train_dflash2.main([*again, "--from", stored, *sizes.replace("--steps 2", "--steps 0").split()])
+    assert untouched["rounds"] == report["rounds"]
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        tmp_path / "draft" / "model.safetensors"
+    ).read_bytes()
+    with pytest.raises(ValueError, match=r"can't be trained on: dflash_config is .*'selector_rank': 4"):
+        train_dflash2.main([*again, "--from", stored, *sizes.replace("--rank 4", "--rank 5").split()])
