@@ -4,7 +4,7 @@ Forwards are looked up (`tests/helpers/memoised.py`); the engine, its rules, the
 `-m full` draws 20,000 replies of each kind and transform and prints their p; a part with 400 always runs.
 
 Power: with δ = Σ (p' − p)² / p of what is compared, a wrong law p' is rejected in 99 of 100 runs from δ = 0.24 on with
-400 draws (22 degrees of freedom), from 0.014 on with 20,000 (500). The mistake planted below has about 0.25.
+400 draws (22 degrees of freedom), from 0.014 on with 20,000 (500). The mistake planted below has about 0.2.
 """
 
 from __future__ import annotations
