@@ -5,8 +5,8 @@
 MODEL is a GGUF file or a folder, DRAFT a folder. Each question is answered plainly and with the draft, in turn, in
 alternating order; the first pair warms up.
 
-- *tokens a round*: what a forward of the target gave, guesses that stayed and one more, over all rounds. There are guesses
-  in every round that can have some.
+- *tokens a round*: what a forward of the target gave, guesses that stayed and one more, over all rounds. There are
+  guesses in every round that can have some.
 - *plain*, *drafting*, *ratio*: tokens a second of decoding alone, all answers together.
 - *by answer*, *pairs*: quartiles of tokens a round and of ratios, over answers.
 - *work*: processor time of all threads a token, drafting over plain.
