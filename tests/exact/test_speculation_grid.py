@@ -20,7 +20,7 @@ from tests.helpers.engine_runs import GREEDY, collect, run, submit
 from tests.helpers.speculation import PATTERNS
 
 MOVING = SamplingOptions(
-    temperature=0.0, repeat_penalty=1.1, presence_penalty=30.0, frequency_penalty=0.2, repeat_last_n=20
+    temperature=0.0, repeat_penalty=1.1, presence_penalty=1000.0, frequency_penalty=0.2, repeat_last_n=20
 )
 SEEDED = SamplingOptions(temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, repeat_penalty=1.1, seed=1234)
 MIXED = (1, 2, 3, 4, 5, 6, 7, 8, 0)
@@ -133,7 +133,7 @@ def schedule(rng: random.Random) -> list[dict[str, Any]]:
 def expect_schedule(name: str, seed: int) -> None:
     rng = random.Random(seed)
     others, ahead = schedule(rng), rng.random() < 0.5
-    prompts = {"main": prompt_for(name, 17)}
+    prompts = {"main": prompt_for(name, 12)}
     prompts |= {f"other {i}": prompt_for(name, other["length"], seed=i) for i, other in enumerate(others)}
     counts = {"main": 50} | {f"other {i}": other["count"] for i, other in enumerate(others)}
     wanted = {row: plain(name, prompt, counts[row], MOVING) for row, prompt in prompts.items()}
@@ -184,10 +184,11 @@ def test_a_prefix_restored_at_any_depth(name: str, depths: tuple[int, ...]) -> N
     first = prompt_for(name, 31)
     said = plain(name, first, 16, MOVING)
     for depth in depths:
-        second = [*first, *said][:depth] + prompt_for(name, 60 - depth, seed=1)
+        # Longer than the first text, so that a script can tell them apart.
+        second = [*first, *said][:depth] + prompt_for(name, 54 - depth, seed=1)
         wanted = plain(name, second, 10, MOVING)
         engine = drafting(
-            name, {tuple(first): said, tuple(second): wanted}, "random", widths=(4, 7, 1), prefix_bytes=1 << 26
+            name, {tuple(second): wanted, tuple(first): said}, "random", widths=(4, 7, 1), prefix_bytes=1 << 26
         )
         engine.submit(submit("a", first, 16, sampling=MOVING))
         assert run(engine)["a"].tokens == said
