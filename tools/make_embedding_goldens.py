@@ -36,6 +36,19 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64, "pad_token_id": 0}
         | dict.fromkeys(["bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"], 1),
     ),
+    "gemma3_encoder": (
+        "Gemma3TextModel",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 8,
+            "sliding_window_pattern": 3,
+            "use_bidirectional_attention": True,
+            "max_position_embeddings": 64,
+        },
+    ),
 }
 LENGTHS = (7, 1, 30)
 

@@ -50,13 +50,20 @@ def asked(text: str, **manner: object) -> dict[str, Any]:
 def test_a_reply_shows_in_the_numbers(locked: LiveServer) -> None:
     with plain(locked, authorization=f"Bearer {KEY}") as http:
         before = read(http.get("/metrics").text)
-        http.post("/api/chat", json=asked("abc", delay=0.001, cached_tokens=5) | {"stream": False}).raise_for_status()
+        http.post(
+            "/api/chat", json=asked("abc", delay=0.001, cached_tokens=5, rounds=2) | {"stream": False}
+        ).raise_for_status()
         http.post("/api/chat", json=asked("abcd") | {"options": {"num_predict": 2}}).raise_for_status()
         http.post("/api/chat", json=asked("abc", fail_after=1) | {"stream": False})
         http.get("/api/nothing")
         reply = http.get("/metrics")
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     after = read(reply.text)
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
+    families = [
+        line.split()[2].removeprefix("arriero_") for line in reply.text.splitlines() if line.startswith("# TYPE")
+    ]
+    assert [name for name in families if f"`{name}`" not in page] == []
 
     def grown(name: str, **labels: str) -> float:
         return value(after, f"arriero_{name}", **labels) - value(before, f"arriero_{name}", **labels)
@@ -74,6 +81,9 @@ def test_a_reply_shows_in_the_numbers(locked: LiveServer) -> None:
     assert grown("prompt_tokens_total", **model) > 40
     assert grown("time_to_first_token_seconds_count", **model) == 3
     assert grown("time_per_token_seconds_count", **model) == 2 + 1
+    assert grown("speculation_rounds_total", **model, draft="lookup") == 2
+    assert grown("speculation_drafted_tokens_total", **model, draft="lookup") == 6
+    assert grown("speculation_accepted_tokens_total", **model, draft="lookup") == 4
     assert value(after, "arriero_models", state="ready") == 1
     assert value(after, "arriero_model_weight_bytes", **model) == 1000
     assert value(after, "arriero_model_reserved_bytes", **model) == value(after, "arriero_reserved_bytes") > 1000

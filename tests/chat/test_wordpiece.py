@@ -115,7 +115,8 @@ def test_a_mark_that_is_not_there_is_named(key: str) -> None:
         ({"general.architecture": "bert", "bert.pooling_type": 2}, "cls", ""),
         ({"general.architecture": "qwen3", "qwen3.pooling_type": 3}, "last", ""),
         ({"general.architecture": "llama"}, "last", ""),
-        ({"general.architecture": "gemma3", "gemma3.pooling_type": 1}, "last", "must see those behind"),
+        ({"general.architecture": "gemma3", "gemma3.pooling_type": 1}, "mean", ""),
+        ({"general.architecture": "gemma-embedding"}, "mean", ""),
         ({"general.architecture": "bert", "bert.pooling_type": 4}, "mean", "pooling type is 4"),
     ],
 )

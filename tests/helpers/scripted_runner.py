@@ -26,6 +26,7 @@ from arriero.runner.messages import (
     PrefillProgress,
     Ready,
     RunnerConfig,
+    SpeculationUsed,
     Status,
     Submit,
     TokenLogprob,
@@ -57,6 +58,8 @@ class Reply(msgspec.Struct, kw_only=True):
     """Repeat the tokens until `max_tokens`."""
     cached_tokens: int = 0
     """Prompt tokens that it says it knew already."""
+    rounds: int = 0
+    """Rounds of speculation that it says it made, with 3 drafted tokens and 2 that stayed in each; 0 = no drafting."""
 
 
 class Script(msgspec.Struct, kw_only=True):
@@ -242,6 +245,7 @@ class ScriptedRunner:
             generated_tokens=row.sent,
             prefill_ns=1000,
             decode_ns=time.monotonic_ns() - row.began,
+            speculation=_drafted(row.reply.rounds) if row.reply.rounds else None,
         )
 
     def _status(self) -> Status:
@@ -264,6 +268,19 @@ class ScriptedRunner:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.channel.closed:
             time.sleep(min(0.01, seconds))
+
+
+def _drafted(rounds: int) -> SpeculationUsed:
+    return SpeculationUsed(
+        kind="lookup",
+        rounds=rounds,
+        drafted=3 * rounds,
+        accepted=2 * rounds,
+        reached_by_position=[],
+        accepted_by_position=[],
+        plain_steps=0,
+        parked_ns=0,
+    )
 
 
 def _die(line: str) -> None:

@@ -125,3 +125,63 @@ def test_sixteen_bit_and_packed_matrices_are_read(tmp_path: Path) -> None:
 def test_a_file_that_is_not_honoured_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         load(write(tmp_path / "m.gguf", "bert", "bert", **changes))
+
+
+GEMMA = {
+    "embed_tokens": "token_embd",
+    "layers.": "blk.",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dense"),
+    [("gemma-embedding", ("dense_2", "dense_3")), ("gemma3", ("dense.0", "dense.1")), ("gemma-embedding", ())],
+)
+def test_embeddinggemma_is_read_by_both_of_its_names_with_the_matrices_behind_its_pooling(
+    tmp_path: Path, architecture: str, dense: tuple[str, ...]
+) -> None:
+    held = mx.load(str(ENCODER_GOLDENS / "gemma3_encoder" / "model.safetensors"))
+    assert isinstance(held, dict)
+    found: dict[str, Any] = {}
+    for key, array in held.items():
+        renamed = key
+        for ours, theirs in GEMMA.items():
+            renamed = renamed.replace(ours, theirs)
+        renamed = renamed if renamed.startswith(("blk", "token")) else "output_norm.weight"
+        # Files hold the gain itself.
+        found[renamed] = encode("F32", np.array(array) + (array.ndim == 1))
+    matrices = [
+        np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(((64, 32), (32, 64)))
+    ]
+    found |= {f"{name}.weight": encode("F32", matrix) for name, matrix in zip(dense, matrices, strict=False)}
+    keys = {
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 48,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 8,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": 3,
+        "attention.causal": False,
+        "pooling_type": 1,
+        "rope.freq_base": 1e6,
+    }
+    held_keys = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in keys.items()}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(held_keys | {"tokenizer.ggml.model": "llama"}, found))
+    model = load(GGUFSource((str(tmp_path / "m.gguf"),)))
+    for ids, wanted in expected("gemma3_encoder"):
+        np.testing.assert_allclose(states(model, ids), wanted, atol=2e-5)
+    pooled = np.ones((2, 32), np.float32)
+    wanted = pooled @ matrices[0].T @ matrices[1].T if dense else pooled
+    np.testing.assert_allclose(np.array(model.finish(mx.array(pooled))), wanted, rtol=1e-4, atol=1e-3)

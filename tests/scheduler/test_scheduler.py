@@ -9,6 +9,7 @@ import pytest
 
 from arriero.errors import InvalidRequest, LoadError, ServerBusy
 from arriero.runner.messages import Finished
+from arriero.scheduler.runner import Runner
 from tests.helpers.scripted_runner import Reply, Script
 from tests.scheduler.conftest import alive, answer, load_request, starts, submit, until
 
@@ -330,3 +331,26 @@ async def test_closing_during_a_load_leaves_nothing(make, tmp_path):
     assert not alive(starts(log)[0])
     with pytest.raises(LoadError, match="shutting down"):
         await scheduler.lease(load_request())
+
+
+async def test_what_drafting_did_is_remembered_when_its_runner_is_gone(make):
+    scheduler = make(Script(replies=[Reply(tokens=[7], rounds=4)]))
+    for row in "12":
+        async with await scheduler.lease(load_request()) as lease:
+            await answer(lease, submit(row))
+        [(key, used)] = scheduler.drafting().items()
+        assert key == ("model-a", "lookup")
+        assert (used.rounds, used.drafted, used.accepted) == (4 * int(row), 12 * int(row), 8 * int(row))
+        await scheduler.unload("a")
+        assert scheduler.loaded() == []
+        assert scheduler.drafting() == {key: used}
+
+
+async def test_runners_tell_their_figures_and_silent_ones_hold_nobody_up(make, monkeypatch):
+    scheduler = make(Script(weight_bytes=77))
+    assert await scheduler.statuses(5) == []
+    async with await scheduler.lease(load_request()):
+        [(name, status)] = await scheduler.statuses(5)
+        assert (name, status.memory_bytes) == ("model-a", 77)
+        monkeypatch.setattr(Runner, "status", lambda _: asyncio.sleep(60))
+        assert await scheduler.statuses(0.05) == []

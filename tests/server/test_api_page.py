@@ -66,9 +66,9 @@ OF_TRANSFERS = {"model", "name", "stream", "insecure"}
 )
 def test_every_field_is_named_where_its_route_is(title: str, wanted: set[str]) -> None:
     text = section(title)
-    # `_debug_info` and what it holds are told once for both routes.
+    # What is in these objects is told once for both routes.
     above = section("`POST /api/generate`") if "chat" in title else ""
-    nested = {"rendered_template", "image_count", "dropped_messages", "dropped_tokens"}
+    nested = names(ollama.DebugInfo) | names(ollama.Truncated) | names(ollama.Drafted)
     missing = {
         name
         for name in wanted

@@ -24,8 +24,6 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-_BOTH_WAYS = ("gemma3", "gemma-embedding")
-"""Whose files with a pooling type hold EmbeddingGemma: run as Gemma 3 its vectors would be wrong without a word."""
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
 
@@ -55,8 +53,6 @@ class EmbeddingRules:
             kind = next((value for key, value in files.metadata.items() if key.endswith(".pooling_type")), None)
             if kind in (None, 0):
                 return cls(default, 0)
-            if files.metadata.get("general.architecture") in _BOTH_WAYS:
-                return cls(default, 0, "its tokens must see those behind them, and here they don't")
             return cls(_GGUF[kind], 0) if kind in _GGUF else cls(default, 0, f"its pooling type is {kind}")
         longest = files.json("sentence_bert_config.json").get("max_seq_length")
         limit = longest if isinstance(longest, int) and longest > 0 else 0
@@ -76,7 +72,7 @@ def _default(files: TextFiles) -> Pooling:
     names = files.json("config.json").get("architectures")
     names = names if isinstance(names, list) else []
     if files.metadata:
-        return "mean" if str(files.metadata.get("general.architecture")).endswith("bert") else "last"
+        return "mean" if str(files.metadata.get("general.architecture")).endswith(("bert", "embedding")) else "last"
     generates = any(str(name).endswith(_DECODERS) for name in names)
     return "last" if generates else "mean"
 

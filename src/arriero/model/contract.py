@@ -335,6 +335,10 @@ class Encoder(Protocol):
         """
         ...
 
+    def finish(self, pooled: mx.array) -> mx.array:
+        """The vectors of texts, of what pooling made of their states, float32 `[n, hidden]`."""
+        ...
+
     def parameters(self) -> Iterable[mx.array]:
         """Every array that the encoder owns."""
         ...

@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma-embedding": "Gemma3TextModel",
     "nemotron_h": "NemotronHForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -47,6 +48,7 @@ MODEL_TYPES = {
     "deepseek2": "deepseek_v3",
     "glm4moe": "glm4_moe",
     "gemma3": "gemma3_text",
+    "gemma-embedding": "gemma3_text",
     "nemotron_h_moe": "nemotron_h",
     "gpt-oss": "gpt_oss",
     "cohere2moe": "cohere2_moe",
@@ -157,6 +159,7 @@ def _refuse_unhonoured(keys: Keys) -> None:
     for key, neutral in _NEUTRAL.items():
         value = keys.metadata.get(f"{keys.prefix}.{key}")
         honoured = key == "logit_scale" and keys.prefix in _SCALED_LOGITS
+        honoured = honoured or (key == "attention.causal" and _sees_both_ways(keys))
         if value is not None and value not in neutral and not honoured:
             raise CheckpointError(
                 f"{keys.path}: the key {keys.prefix}.{key} is {value!r:.60}, which is not supported: "
@@ -328,6 +331,15 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> None:
     config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or keys.number("rope.local.freq_base") or 10000.0
 
 
+    if _sees_both_ways(keys):
+        config |= {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+
+
+def _sees_both_ways(keys: Keys) -> bool:
+    """Whether a file of Gemma 3 is one of EmbeddingGemma: Ollama's library has it under Gemma 3's name."""
+    return keys.prefix == "gemma-embedding" or (keys.prefix == "gemma3" and bool(keys.integer("pooling_type")))
+
+
 def _nothing(keys: Keys, config: dict[str, Any]) -> None:
     del keys, config
 
@@ -344,6 +356,7 @@ _ADDITIONS: dict[str, Callable[[Keys, dict[str, Any]], None]] = {
     "glm4moe": glm4moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma-embedding": _gemma3,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
     "gpt-oss": gpt_oss,

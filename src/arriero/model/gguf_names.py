@@ -10,6 +10,8 @@ _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "dense_2": "dense.0",
+    "dense_3": "dense.1",
 }
 
 _LLAMA = {
@@ -118,6 +120,7 @@ LAYER_NAMES: dict[str, dict[str, str]] = {
     "qwen35moe": _LLAMA | _MOE | _SHARED | _DELTA_NET,
     "gemma2": _LLAMA | _GEMMA,
     "gemma3": _LLAMA | _GEMMA,
+    "gemma-embedding": _LLAMA | _GEMMA,
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "gpt-oss": _GPT_OSS,

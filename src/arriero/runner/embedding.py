@@ -40,10 +40,12 @@ class EncoderStates:
         states = self._encoder.encode(mx.array(np.concatenate(texts)), lengths).astype(mx.float32)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         if pooling == "cls":
-            return states[mx.array(starts[:-1].astype(np.int32))]
-        if pooling == "last":
-            return states[mx.array(starts[1:].astype(np.int32) - 1)]
-        return mx.stack([states[a:b].mean(axis=0) for a, b in pairwise(starts)])
+            pooled = states[mx.array(starts[:-1].astype(np.int32))]
+        elif pooling == "last":
+            pooled = states[mx.array(starts[1:].astype(np.int32) - 1)]
+        else:
+            pooled = mx.stack([states[a:b].mean(axis=0) for a, b in pairwise(starts)])
+        return self._encoder.finish(pooled)
 
 
 class ModelStates:

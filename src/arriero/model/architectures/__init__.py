@@ -62,6 +62,7 @@ ENCODERS: dict[str, tuple[str, str]] = {
     "XLMRobertaModel": ("bert", "xlm-roberta"),
     "NomicBertModel": ("nomic_bert", "nomic_bert"),
     "ModernBertModel": ("modernbert", "modernbert"),
+    "Gemma3TextModel": ("gemma3_encoder", "gemma_embedding"),
 }
 """The same for those that read whole texts and write none; each file has an `Encoder` for its `Model`."""
 KNOWN |= ENCODERS

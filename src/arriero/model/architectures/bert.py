@@ -155,6 +155,10 @@ class Model:
             x = layer(x, lengths, memo)
         return x
 
+    def finish(self, pooled: mx.array) -> mx.array:
+        """Nothing stands behind the pooling."""
+        return pooled
+
     def parameters(self) -> Iterable[mx.array]:
         """Every array that the model owns."""
         return arrays(self)

@@ -169,6 +169,10 @@ class Model:
             x = layer(x, lengths, memo, angles[layer.kind])
         return self.final_norm(x)
 
+    def finish(self, pooled: mx.array) -> mx.array:
+        """Nothing stands behind the pooling."""
+        return pooled
+
     def parameters(self) -> Iterable[mx.array]:
         """Every array that the model owns."""
         return arrays(self)

@@ -224,6 +224,10 @@ class Model:
             x = layer(x, lengths, memo, angles)
         return x
 
+    def finish(self, pooled: mx.array) -> mx.array:
+        """Nothing stands behind the pooling."""
+        return pooled
+
     def parameters(self) -> Iterable[mx.array]:
         """Every array that the model owns."""
         return arrays(self)
