@@ -30,7 +30,7 @@ from arriero.model.quantization import Quantization
 log = logging.getLogger(__name__)
 
 _FLOATS = ("F32", "BF16", "F16")
-_EXPERT = re.compile(r"((.+\.experts)\.\d+\.\w+)\.weight\w*$")
+_EXPERT = re.compile(r"(.+\.experts)\.\d+\.\w+\.weight\w*$")
 
 
 @dataclass(frozen=True)
@@ -169,16 +169,11 @@ def make_plan(inventory: Inventory, recoding: Recoding | None = None) -> Plan:
 
 
 def _joined(blobs: list[BlobPlan]) -> list[BlobPlan]:
-    """Experts that are stored one by one in a layer for all of a module's, or a model would have a hundred thousand.
-
-    Not FP8, which a load decodes to twice its size: that is told by the names of layers.
-    """
-    float8 = {blob.name for blob in blobs if blob.kind == "fp8"}
+    """Experts that are stored one by one in a layer for all of a module's, or a model would have a hundred thousand."""
     found: dict[str, list[BlobPlan]] = {}
     for blob in blobs:
         expert = _EXPERT.match(blob.name)
-        joins = expert is not None and f"{expert[1]}.weight" not in float8
-        found.setdefault(expert[2] if expert is not None and joins else blob.name, []).append(blob)
+        found.setdefault(blob.name if expert is None else expert[1], []).append(blob)
     return [_layer(name, members) for name, members in sorted(found.items())]
 
 

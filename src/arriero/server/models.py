@@ -41,8 +41,7 @@ class OpenModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take once they are loaded, as far as their layers' names and sizes tell."""
-        layers = self.stored.manifest.of(manifests.TENSOR, manifests.MODEL)
-        return loaded_bytes({layer.name: layer.size for layer in layers})
+        return weight_bytes(self.stored)
 
     def can(self, capability: str) -> bool:
         """Whether the model has a capability and we can make use of it (`completion`, `tools`, `thinking`, …)."""
@@ -52,6 +51,16 @@ class OpenModel:
         """Raise UnsupportedFeature `"<model>" does not support <what>` unless the model has the capability."""
         if not self.can(capability):
             raise UnsupportedFeature(f'"{self.asked}" does not support {what or capability}')
+
+
+def weight_bytes(stored: StoredModel) -> int:
+    """Bytes that a model's weights take once they are loaded, as far as their layers' names and sizes tell.
+
+    The experts of an FP8 model are in layers of many, and are decoded to twice their size as its other matrices are.
+    """
+    float8 = stored.config.file_type.lower() == "fp8"
+    layers = stored.manifest.of(manifests.TENSOR, manifests.MODEL)
+    return loaded_bytes({layer.name: layer.size << (float8 and layer.name.endswith(".experts")) for layer in layers})
 
 
 class Models:
