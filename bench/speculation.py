@@ -120,7 +120,7 @@ class Bench:
 
     def __init__(self, model: Model, prompt: list[int], tokens: int, rounds: int, steps: int) -> None:
         self.model, self.prompt, self.tokens, self.rounds, self.steps = model, prompt, tokens, rounds, steps
-        self.limits = Limits(context_length=2 * len(prompt) + tokens + 64)
+        self.limits = Limits(context_length=2 * len(prompt) + 3 * tokens + 64)
         self.vocab = model.facts.vocab_size
 
     def engine(self, make: MakeSpeculator | None = None) -> tuple[Engine, Stopwatch]:
