@@ -171,6 +171,7 @@ def test_a_gguf_model_takes_a_draft_too(store, tmp_path, judged):
     assert beside is not None
     assert load_draft(beside, target, mx.float32).facts.architecture == "DFlashDraftModel"
     assert made(store, judged, model="n", from_="m", system="s").draft == model.draft
+    assert parse(modelfile_of(model)).last("draft") == "m:latest"
 
 
 @pytest.mark.parametrize(

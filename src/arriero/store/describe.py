@@ -44,6 +44,9 @@ def modelfile_of(model: StoredModel) -> str:
         found += [Instruction("from", str(model.blobs.path(layer.digest))) for layer in weights]
         adapters = model.manifest.of(manifests.ADAPTER)
         found += [Instruction("adapter", str(model.blobs.path(layer.digest))) for layer in adapters]
+        if model.draft is not None and model.draft.format == "safetensors":
+            # The draft beside this very model, which the files of FROM don't bring.
+            found.append(Instruction("draft", str(model.name)))
     else:
         found.append(Instruction("from", str(model.name)))
     texts = (
