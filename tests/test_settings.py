@@ -88,3 +88,16 @@ def test_what_drafts_and_how_much_is_passed_on() -> None:
 @pytest.mark.parametrize(("environ", "value"), [({}, ""), ({"ARRIERO_PREFILL": " int8 "}, "int8")])
 def test_the_prefill_is_passed_on_as_it_is_written(environ: dict[str, str], value: str) -> None:
     assert read(**environ).prefill == value
+
+
+def test_keys_are_separated_by_commas_and_belong_to_us_alone() -> None:
+    assert read(ARRIERO_API_KEY=" a , b,").api_keys == ("a", "b")
+    assert read(OLLAMA_API_KEY="a").api_keys == ()
+
+
+def test_a_body_has_some_size_and_a_grace_is_not_negative(caplog: pytest.LogCaptureFixture) -> None:
+    assert read(ARRIERO_MAX_BODY="1000").max_body == 1000
+    assert read(ARRIERO_MAX_BODY="0").max_body == 512 << 20
+    assert "ARRIERO_MAX_BODY" in caplog.text
+    assert read(ARRIERO_SHUTDOWN_GRACE="1m").shutdown_grace == 60
+    assert read(ARRIERO_SHUTDOWN_GRACE="-1").shutdown_grace == math.inf

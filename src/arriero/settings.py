@@ -135,7 +135,7 @@ class Settings:
     max_body: int
     """Bytes of a JSON body; uploads of blobs have no limit."""
     shutdown_grace: float
-    """Seconds that replies in flight have to end once the server is told to stop; then they are cut off."""
+    """Seconds that replies in flight have to end once the server is told to stop; infinity = as long as they take."""
     prefill: str
     """How products of many tokens are computed: '' or 'exact', or 'int8'. A runner refuses any other."""
 
@@ -177,7 +177,7 @@ class Settings:
             api_keys=tuple(key.strip() for key in env.get("ARRIERO_API_KEY", "").split(",") if key.strip()),
             fetch_images=_read("FETCH_IMAGES", False, _boolean, env),
             max_body=_read("MAX_BODY", 512 << 20, _size, env),
-            shutdown_grace=_read("SHUTDOWN_GRACE", 5.0, _grace, env),
+            shutdown_grace=_read("SHUTDOWN_GRACE", 5.0, _keep_alive, env),
             prefill=_read("PREFILL", "", str, env),
         )
 
@@ -193,10 +193,6 @@ def _keep_alive(text: str) -> float:
 def _timeout(text: str) -> float:
     seconds = _keep_alive(text)
     return seconds if seconds > 0 else FOREVER
-
-
-def _grace(text: str) -> float:
-    return max(0.0, _keep_alive(text))
 
 
 def _debug_level(text: str) -> int:

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from arriero.cli.client import ApiError, Client
+from arriero.server.app import exposure
 from arriero.settings import Settings
 from tests.helpers.echo_runner import echo_command, say
 from tests.helpers.exposition import read, value
@@ -242,3 +243,34 @@ def test_a_reply_that_takes_too_long_is_cut_off_with_an_error(tmp_path: Path) ->
     lines, took = ending(tmp_path, 0.2, delay=0.05, endless=True)
     assert json.loads(lines[-1]) == {"error": "the runner of tiny:latest was stopped"}
     assert 0.2 <= took < 5
+
+
+def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
+    with live_server(tmp_path, echo_command(tmp_path), shutdown_grace=60.0) as running:
+        put_model(running.store, "tiny")
+        with (
+            plain(running) as http,
+            http.stream("POST", "/api/chat", json=asked("ab", endless=True, delay=0.05)) as reply,
+        ):
+            lines = reply.iter_lines()
+            next(lines)
+            running._server.should_exit = True
+            for _ in range(8):
+                assert "error" not in json.loads(next(lines))
+            running._server.force_exit = True
+            assert json.loads(list(lines)[-1]) == {"error": "the runner of tiny:latest was stopped"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "warned"),
+    [
+        ({}, False),
+        ({"ARRIERO_HOST": "0.0.0.0"}, True),
+        ({"ARRIERO_HOST": "[::]"}, True),
+        ({"ARRIERO_HOST": "0.0.0.0", "OLLAMA_API_KEY": "of another service"}, True),
+        ({"ARRIERO_HOST": "0.0.0.0", "ARRIERO_API_KEY": KEY}, False),
+        ({"ARRIERO_HOST": "localhost"}, False),
+    ],
+)
+def test_a_server_that_is_open_to_others_without_a_key_says_so(environ: dict[str, str], warned: bool) -> None:
+    assert (exposure(Settings.from_environ(environ)) is not None) == warned

@@ -21,7 +21,7 @@ from arriero.scheduler import Scheduler
 from arriero.server.access import AccessLog
 from arriero.server.compat.responses_store import ResponsesStore
 from arriero.server.errors import arriero_error, http_error
-from arriero.server.guard import Guard, Origins
+from arriero.server.guard import Guard, Origins, is_loopback
 from arriero.server.keys import KeyCheck
 from arriero.server.listen import bind
 from arriero.server.metrics import Metrics
@@ -106,6 +106,16 @@ def _prune(store: Store) -> None:
             log.info("removed %d unused files from the model store", removed)
 
 
+def exposure(settings: Settings) -> str | None:
+    """What to tell whoever opens a server to others without a key; None for the rest."""
+    if is_loopback(settings.host) or settings.api_keys:
+        return None
+    return (
+        f"everyone who can reach {settings.host} can use this server and change its models: set ARRIERO_API_KEY, or "
+        "listen on 127.0.0.1"
+    )
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then end the runners; AddressInUse when the port is taken."""
     logging.basicConfig(
@@ -118,6 +128,8 @@ def serve(settings: Settings) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
     log.info("arriero %s listens on http://%s:%d", __version__, shown, port)
+    if (warning := exposure(settings)) is not None:
+        log.warning("%s", warning)
     # uvicorn hands a caught signal back to these handlers once it has shut down; the default ones would end the
     # process with a signal's status although all went well.
     for number in (signal.SIGINT, signal.SIGTERM):
