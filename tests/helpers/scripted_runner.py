@@ -71,6 +71,7 @@ class Script(msgspec.Struct, kw_only=True):
     vocab_size: int = 1 << 20
     weight_bytes: int = 1000
     cache_bytes_per_token: int = 0
+    round_bytes: int = 0
     max_rows: int = 8
     load_steps: int = 1
     load_delay: float = 0.0
@@ -145,6 +146,7 @@ class ScriptedRunner:
                     vocab_size=script.vocab_size,
                     weight_bytes=script.weight_bytes,
                     cache_bytes_per_token=script.cache_bytes_per_token,
+                    round_bytes=script.round_bytes,
                     max_rows=script.max_rows,
                     device="cpu (script)",
                     dtype="float32",

@@ -216,3 +216,15 @@ async def test_two_models_share_the_cache_memory_and_never_more_than_there_is(ma
             await until(lambda: len([m for m in received(log) if m["type"] == "limit"]) >= 3)
             assert scheduler.reserved_bytes <= 40_000
             assert all(model.reserved_bytes >= 6120 for model in scheduler.loaded())
+
+
+async def test_what_a_round_of_drafts_takes_is_promised_with_the_weights(make):
+    scheduler = make(Script(weight_bytes=40, round_bytes=25), memory=lambda: 100)
+    async with await scheduler.lease(load_request("a", weight=40)):
+        assert scheduler.reserved_bytes == 65
+    await scheduler.unload("a")
+    again = asyncio.create_task(scheduler.lease(load_request("a", weight=40)))
+    await until(lambda: scheduler.reserved_bytes)
+    # Known from the first load before the second says so.
+    assert scheduler.reserved_bytes == 65
+    (await asyncio.wait_for(again, 10)).release()

@@ -108,6 +108,11 @@ class Engine:
         """What drafts; '' for nothing."""
         return "" if self._speculator is None else self._speculator.kind
 
+    @property
+    def round_bytes(self) -> int:
+        """Memory that a round of drafts takes besides the caches."""
+        return 0 if self._speculator is None else self._speculator.round_bytes
+
     def counts(self) -> Counts:
         """Figures of this moment."""
         caches = sum(cache.nbytes for row in self._rows for cache in row.held if cache is not None)

@@ -150,13 +150,15 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
     wire_weights()
     disk = _disk(config, files, str(loaded.dtype), "" if draft is None else draft.facts.architecture)
     mx.reset_peak_memory()
-    return engine(limits, disk), Ready(
+    ready = engine(limits, disk)
+    return ready, Ready(
         architecture=facts.architecture,
         context_length=context,
         vocab_size=facts.vocab_size,
         weight_bytes=loaded.weight_bytes,
         cache_bytes_per_token=facts.cache_bytes_per_token + (draft.facts.cache_bytes_per_token if draft else 0),
         cache_bytes_fixed=facts.cache_bytes_fixed + (draft.facts.cache_bytes_fixed if draft else 0),
+        round_bytes=ready.round_bytes,
         max_rows=limits.max_rows,
         device=device_name(),
         dtype=str(loaded.dtype).removeprefix("mlx.core."),

@@ -204,6 +204,8 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """Upper bound over all layers, for admission."""
     cache_bytes_fixed: int = 0
     """Bytes of a row's states that don't grow."""
+    round_bytes: int = 0
+    """Bytes that a round of drafts takes besides: the states behind each of them. One row drafts at a time."""
     max_rows: int = 1
     """Rows that it runs at once; more wait in its queue."""
     device: str

@@ -66,7 +66,7 @@ class Loader:
         account = Account(request.name, request.weight_bytes, self._scratch)
         known = self._facts.get(request.key)
         if known is not None:
-            account.weights = known.weight_bytes
+            account.weights, account.scratch = known.weight_bytes, self._scratch + known.round_bytes
             account.row = row_bytes(choose_context(request.context_length, known, 0), known)
         self.ledger.check_alone(account)
         entry = Entry(request, account, session)
@@ -243,6 +243,7 @@ class Loader:
         self._facts[entry.request.key] = ready
         account = entry.account
         account.weights, account.rows = ready.weight_bytes, ready.max_rows
+        account.scratch = self._scratch + ready.round_bytes
         free = self.ledger.free_beside(account) - account.weights - account.scratch
         entry.ready = ready
         entry.context = choose_context(entry.request.context_length, ready, free)

@@ -13,6 +13,7 @@ import pytest
 from arriero.model.contract import Batch, Pick
 from arriero.runner.messages import Finished, SamplingOptions
 from arriero.runner.speculation.controller import EveryRound
+from arriero.runner.speculation.rounds import keeps_states
 from arriero.runner.speculation.session import FLUSH
 from arriero.runner.speculation.speculator import Speculator
 from arriero.runner.speculation.stats import Tally
@@ -317,3 +318,16 @@ def test_log_probabilities_of_drawn_drafts_and_what_replaces_them_are_the_models
         logs = row - np.log(np.exp(row).sum())
         assert said.logprob == pytest.approx(logs[token], abs=1e-5)
         assert [t for t, _ in said.top] == np.argsort(-logs)[:2].tolist()
+
+
+def test_the_states_of_a_round_are_counted_for_as_many_drafts_as_there_can_be() -> None:
+    target, draft = pair("mtp_qwen3_5")
+    caches = [cache for cache in target.new_caches() if keeps_states(cache)]
+    for cache in caches:
+        cache.get()
+    state = sum(cache.nbytes for cache in caches)
+    assert state > 0
+    assert speculating(target, draft=draft).round_bytes == 8 * state
+    assert speculating(target, draft=draft, cap=3).round_bytes == 3 * state
+    assert speculating(TinyModel(layers="fs", window=24)).round_bytes == 0
+    assert make_engine(target).round_bytes == 0

@@ -11,6 +11,7 @@ import mlx.core as mx
 from arriero.model.contract import Draft, Hidden, Model, RowCaches
 from arriero.runner.caches.foreign import ForeignCache
 from arriero.runner.caches.snapshot import fresh
+from arriero.runner.caches.state import WholeState
 from arriero.runner.prefill import Chunk
 from arriero.runner.row import Phase, Row
 from arriero.runner.sampling import Sampler
@@ -84,6 +85,14 @@ class Speculator:
     @property
     def _owns_caches(self) -> bool:
         return self.draft is not None and not self.draft.facts.reads_target
+
+    @property
+    def round_bytes(self) -> int:
+        """Memory of a round: whole states behind each of the most drafts that there can be, until one is chosen."""
+        caches = [cache for cache in self._model.new_caches() if isinstance(cache, WholeState)]
+        for cache in caches:
+            cache.get()
+        return self._limit * sum(cache.nbytes for cache in caches)
 
     def new_caches(self) -> RowCaches:
         """The draft's caches of a row, which are stored and restored with the target's."""
