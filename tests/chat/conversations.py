@@ -146,6 +146,7 @@ IMAGE_TOKENS = {
     "gemma3": "<start_of_image>",
     "gemma4-small": "<|image|>",
     "gemma4-large": "<|image|>",
+    "gemma4-nemotron": "<|image|>",
 }
 
 
