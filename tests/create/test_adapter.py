@@ -28,6 +28,7 @@ from tests.helpers.unchecked import unchecked
 Q = "model.layers.0.self_attn.q_proj"
 EMBED = "model.embed_tokens"
 RANK = 4
+A, B = f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"
 
 
 def halves(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -121,6 +122,14 @@ def test_a_sum_is_rounded_once_to_the_tensors_own_type(store, tmp_path):
     assert Checkpoint.open(model.source()).info(f"{Q}.weight").dtype == "BF16"
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_an_adapter_may_be_in_any_type(store, tmp_path, dtype):
+    held = {A: halves((RANK, 64), 1).astype(dtype), B: halves((64, RANK), 2).astype(dtype)}
+    model = made(store, peft(tmp_path / "a", held), files=base(store, tmp_path))
+    expected = tensors()[f"{Q}.weight"] + np.float32(2) * halves((64, RANK), 2) @ halves((RANK, 64), 1)
+    np.testing.assert_array_equal(of(model, Q), expected)
+
+
 def test_an_adapter_goes_onto_a_stored_model(store, tmp_path):
     create(store, CreateRequest(model="base", files=base(store, tmp_path)), lambda status: None, check=unchecked)
     model = made(store, peft(tmp_path / "a"), from_="base")
@@ -158,9 +167,6 @@ def test_a_stack_of_experts_gets_a_sum_for_each(store, tmp_path):
     held = {f"{name}.lora_a": halves((3, RANK, 64), 1), f"{name}.lora_b": halves((3, 64, RANK), 2)}
     model = made(store, mlx(tmp_path / "a", held), files=files)
     np.testing.assert_array_equal(of(model, name), stack + 2 * halves((3, 64, RANK), 2) @ halves((3, RANK, 64), 1))
-
-
-A, B = f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,14 @@ _MLX = re.compile(r"(.+)\.lora_([ab])")
 
 @dataclass(frozen=True)
 class Delta:
-    """What is added to one matrix, or to each of a stack: `left [out, rank] · right [rank, in]`, scaled already."""
+    """What is added to one matrix, or to each of a stack: `scale · left [out, rank] · right [rank, in]`.
+
+    Both are views of the mapped file, in its types.
+    """
 
     left: np.ndarray
     right: np.ndarray
+    scale: float
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +55,7 @@ class Delta:
         else:
             matrix, at = divmod(start, self.left.shape[-2])
             left, right = self.left[matrix, at : at + stop - start], self.right[matrix]
-        sums: np.ndarray = np.matmul(left, right)
+        sums: np.ndarray = (left.astype(np.float32) * np.float32(self.scale)) @ right.astype(np.float32)
         return sums
 
 
@@ -176,7 +180,7 @@ def _peft(config: Mapping[str, Any], file: SafetensorsFile) -> dict[str, Delta]:
         _check_rank(module, rank, a.shape[-2], b.shape[-1])
         alpha = _number(_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha")), "lora_alpha")
         scale = alpha / (math.sqrt(a.shape[0]) if config.get("use_rslora") else a.shape[0])
-        deltas[module] = _delta(a.T, b.T, scale) if module in embeddings else _delta(b, a, scale)
+        deltas[module] = Delta(a.T, b.T, scale) if module in embeddings else Delta(b, a, scale)
     return deltas
 
 
@@ -205,7 +209,7 @@ def _mlx(config: Mapping[str, Any], file: SafetensorsFile) -> dict[str, Delta]:
         else:
             left, right = b.T, a.T
         _check_rank(module, facts.get("rank"), right.shape[-2], left.shape[-1])
-        deltas[module] = _delta(left, right, scale)
+        deltas[module] = Delta(left, right, scale)
     return deltas
 
 
@@ -215,7 +219,9 @@ def _matrix(file: SafetensorsFile, module: str, names: Mapping[str, str], part: 
     span = file.tensors[names[part]]
     if span.dtype not in _FLOATS or len(span.shape) not in (2, 3) or 0 in span.shape:
         raise CheckpointError(f"the adapter's {span.name} is {span.dtype} of shape {list(span.shape)}, no matrix")
-    values: np.ndarray = file.view(span.name).astype(np.float32)
+    values = file.view(span.name)
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"the adapter's {span.name} holds numbers that are not finite")
     return values
 
 
@@ -223,12 +229,6 @@ def _check_rank(module: str, declared: object, first: int, second: int) -> None:
     if first != second or (declared is not None and declared != first):
         said = "" if declared is None else f", and {CONFIG} says {declared}"
         raise CheckpointError(f"the adapter's matrices for {module} have the ranks {first} and {second}{said}")
-
-
-def _delta(left: np.ndarray, right: np.ndarray, scale: float) -> Delta:
-    if not (np.isfinite(left).all() and np.isfinite(right).all()):
-        raise CheckpointError("the adapter holds numbers that are not finite")
-    return Delta(np.ascontiguousarray(left) * np.float32(scale), np.ascontiguousarray(right))
 
 
 def _pattern(patterns: object, module: str, default: object) -> object:

@@ -12,8 +12,9 @@ import msgspec
 
 from arriero.create.check import check_plan
 from arriero.create.fields import fields_of
-from arriero.create.origin import Check, Work, origin_of
+from arriero.create.origin import origin_of
 from arriero.create.request import CreateRequest, check_parameters, check_request
+from arriero.create.work import Check, Work
 from arriero.create.write import Progress, add_layer
 from arriero.errors import InvalidRequest
 from arriero.modelfile import parse

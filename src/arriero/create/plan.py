@@ -105,8 +105,9 @@ class Plan:
 
     @property
     def made(self) -> int:
-        """How many tensors are computed, not copied."""
-        return sum(tensor.made is not None for blob in self.blobs for tensor in blob.tensors)
+        """How many tensors become something else, in fact or in name."""
+        tensors = [tensor for blob in self.blobs for tensor in blob.tensors]
+        return sum(tensor.made is not None and tensor.source != tensor.stored_as for tensor in tensors)
 
     @property
     def file_type(self) -> str:
