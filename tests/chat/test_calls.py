@@ -53,6 +53,7 @@ FORMS = {
     "harmony": ("harmony", ""),
     "llama3": ("llama3", ""),
     "mistral": ("mistral", "[ARGS]"),
+    "mistral with ids": ("mistral", "[CALL_ID][ARGS]"),
     "mistral's list": ("mistral", "[TOOL_CALLS] ["),
     "deepseek": ("deepseek", ""),
     "deepseek's fences": ("deepseek", "```json"),

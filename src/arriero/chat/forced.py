@@ -37,10 +37,9 @@ def call_format(form: CallForm | None, spell: Spell, tools: Sequence[Tool], *, m
         text = _in_channels(form, rules, tools)
     else:
         count = MOST_CALLS - 1 if many and form.many else 0
-        body = _calls(form, rules, tools, form.opening, first=not form.numbered or count == 0)
-        more = f"({rules.written(form.between)} {body}){{0,{count}}}" if count else ""
-        if form.numbered:
-            body = _calls(form, rules, tools, form.opening, first=True)
+        body = _calls(form, rules, tools, form.opening, first=True)
+        other = _calls(form, rules, tools, form.opening) if form.first and count else body
+        more = f"({rules.written(form.between)} {other}){{0,{count}}}" if count else ""
         parts = (rules.written(form.begin, form.tags), body, more, rules.written(form.end, form.tags))
         text = f"start: {' '.join(part for part in parts if part)}\n{rules.text}"
     grammar.check("lark", text)
@@ -114,15 +113,14 @@ def _calls(
     for tool in tools:
         free = strict_only and not _is_strict(tool)
         arguments = form.notation.anything(rules) if free else _arguments(form, rules, tool)
-        number = f"{':' if form.numbered else ''}{'0' if form.numbered and first else ''}"
-        name = _named(form, tool) + number
-        head = form.head if opening else form.head.lstrip()
-        start = f"{opening}{head}{name}"
-        if form.numbered and not first:
-            middle = f"{rules.add_terminal('/[0-9]{1,2}/')} {rules.written(form.middle, form.tags)}"
-            begun = f"{rules.written(start, form.tags)} {middle}"
+        begun = f"{opening}{form.head if opening else form.head.lstrip()}{_named(form, tool)}{form.mark}"
+        if first and form.first:
+            begun += form.first
+        if form.number and not (first and form.first):
+            number = rules.add_terminal(f"/{form.number}/")
+            begun = f"{rules.written(begun, form.tags)} {number} {rules.written(form.middle, form.tags)}"
         else:
-            begun = rules.written(f"{start}{form.middle}", form.tags)
+            begun = rules.written(f"{begun}{form.middle}", form.tags)
         ways.append(f"{begun} {arguments} {rules.written(form.closing, form.tags)}")
     body = rules.add("call", " | ".join(ways))
     return body if opening or not form.opening else f"{rules.add_terminal(_BLANKS)} {body}"

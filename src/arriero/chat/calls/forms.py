@@ -29,8 +29,12 @@ class CallForm:
     """Whether one reply may hold several."""
     quoted: bool = False
     """Whether the name is a JSON string."""
-    numbered: bool = False
-    """Whether the number of the call stands behind the name and a colon."""
+    mark: str = ""
+    """What stands behind the name where a call has a number."""
+    number: str = ""
+    """A regular expression for that."""
+    first: str = ""
+    """The number of the first call, where that is known."""
     tags: tuple[str, ...] = ()
     """All tags above, which may be tokens."""
     channels: bool = False
@@ -104,8 +108,9 @@ _DEEPSEEK_FENCED = replace(
     closing="\n```<｜tool▁call▁end｜>",
     between="\n",
 )
-_MISTRAL_TAGS = ("[TOOL_CALLS]", "[ARGS]")
+_MISTRAL_TAGS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _MISTRAL = CallForm("[TOOL_CALLS]", "", "[ARGS]", "", _JSON, tags=_MISTRAL_TAGS)
+_MISTRAL_IDS = replace(_MISTRAL, mark="[CALL_ID]", number="[0-9A-Za-z]{9}")
 _MISTRAL_LIST = CallForm(
     "[TOOL_CALLS]", ' [{"name": ', ', "arguments": ', "}]", _JSON, quoted=True, many=False, tags=_MISTRAL_TAGS
 )
@@ -137,7 +142,9 @@ _FORMS: Mapping[str, CallForm] = {
         _JSON,
         begin="<|tool_calls_section_begin|>",
         end="<|tool_calls_section_end|>",
-        numbered=True,
+        mark=":",
+        number="[0-9]{1,2}",
+        first="0",
         tags=(
             *(f"<|tool_calls_section_{name}|>" for name in ("begin", "end")),
             *(f"<|tool_call_{name}|>" for name in ("begin", "argument_begin", "end")),
@@ -167,7 +174,9 @@ def form_of(family: str, template: str, knows: Callable[[str], bool]) -> CallFor
         return _GLM_ELEMENTS if "<arg_key>" in template else _TAGGED
     if family == "mistral":
         named = "[ARGS]" in template or (knows("[ARGS]") and "[TOOL_CALLS] [" not in template)
-        return _MISTRAL if named else _MISTRAL_LIST
+        if not named:
+            return _MISTRAL_LIST
+        return _MISTRAL_IDS if "[CALL_ID]" in template else _MISTRAL
     if family == "deepseek":
         if "｜DSML｜" in template:
             return _DSML

@@ -59,6 +59,8 @@ RENDERERS: Mapping[str, BuiltIn] = {
     "nemotron-3.5-nano": BuiltIn("nemotron-3"),
     "llama3": BuiltIn("llama3", {"date_string": "26 Jul 2024"}),
     "mistral": BuiltIn("mistral"),
+    "mistral-v11": BuiltIn("mistral-tekken", {"ids": True}),
+    "mistral-v13": BuiltIn("mistral-tekken", {"ids": False}),
     "gpt-oss": BuiltIn("gpt-oss", {"indent": " " * 16}),
     "deepseek-v3": BuiltIn("deepseek-v3"),
     "deepseek3.1": BuiltIn("deepseek-v3"),
