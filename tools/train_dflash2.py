@@ -6,7 +6,8 @@ Needs PyTorch (2.6 or later), beside the packages that arriero needs anyway; a G
 writes conversations: questions drawn at temperature 1, answers greedy in every other row, at `--temperature` in the
 others. A draft of `--layers` layers with the model's own width is trained to guess what follows each of many places in
 them, with the model's table and head as they are. FOLDER gets config.json and model.safetensors in bfloat16, which
-`ARRIERO_SPECULATION=draft` runs; `tools/train_dflash2_measure.py` measures them in the engine.
+DRAFT in a Modelfile puts beside a model, and questions.json, the first questions of the conversations that were held
+out; `tools/train_dflash2_measure.py` measures it in the engine.
 
 `--from FOLDER` goes on with a draft of the same sizes. With `--seconds` and `--write-seconds` the work ends in a known
 time. `--talks FILE.npz` keeps the conversations: read when it is there, else written.
@@ -111,6 +112,8 @@ def main(values: Sequence[str] | None = None) -> dict[str, Any]:
     for name, (tokens, *places) in rounds.items():
         print(f"{name}: {tokens:.2f} tokens a round; places {' '.join(f'{place:.2f}' for place in places)}")
     nbytes = write(draft, options.folder)
+    asked = [tokenizer.decode(question) for question in judged.questions(marks, 32)]
+    (options.folder / "questions.json").write_text(json.dumps(asked, indent=1, ensure_ascii=False) + "\n", "utf-8")
     print(f"{options.folder}: {nbytes / 1e6:.1f} MB")
     last = losses[-max(len(losses) // 20, 1) :]
     report = {

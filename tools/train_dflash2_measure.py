@@ -18,10 +18,12 @@ alternating order; the first pair warms up.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from arriero.chat.messages import Conversation, Message
 from arriero.chat.model_text import ModelText
@@ -203,8 +205,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("draft")
+    parser.add_argument("--asked", type=Path, help="questions.json of the trainer, in place of those written by hand")
     parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--questions", type=int, default=len(QUESTIONS))
+    parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="at most")
     parser.add_argument("--guesses", type=int, nargs="+", default=[7, 3])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 0.7])
     parser.add_argument("--rounds", type=int, default=2)
@@ -219,7 +222,8 @@ def main() -> None:
         find_draft=lambda checkpoint, model, dtype: open_draft(config, checkpoint, model, dtype),
     )
     text = ModelText.open(source)
-    prompts = [prompt_of(text, question) for question in QUESTIONS[: options.questions]]
+    asked = QUESTIONS if options.asked is None else json.loads(options.asked.read_text("utf-8"))
+    prompts = [prompt_of(text, question) for question in asked[: options.questions]]
     limits = Limits(context_length=max(map(len, prompts)) + options.tokens + 64)
     print("\n".join(HEADER))
     for temperature in options.temperatures:

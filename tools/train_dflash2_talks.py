@@ -76,6 +76,12 @@ class Talks:
     def rows(self, part: Any) -> Talks:
         return Talks(self.tokens[part], self.own[part])
 
+    def questions(self, marks: Marks, most: int) -> list[list[int]]:
+        """Tokens of the first questions, of at most `most` conversations whose first question ended."""
+        start, stop = len(marks.before), marks.to_answer[0]
+        asked = [row[start : row.index(stop, start)] for row in self.tokens.tolist() if stop in row[start:]]
+        return asked[:most]
+
 
 @torch.no_grad()
 def talk(target: Target, marks: Marks, rows: int, length: int, manner: Manner) -> Talks:

@@ -100,6 +100,17 @@ def test_a_conversation_takes_turns_and_only_answers_are_the_models_own(target: 
             at, answering = end + 1 + len(put_in), not answering
 
 
+def test_first_questions_are_what_was_asked_before_the_first_end() -> None:
+    rows = [
+        [1, 5, 6, 20, 21, 2, 7, 8, 30, 2, 9],
+        [1, 5, 6, 22, 23, 24, 25, 26, 27, 28, 29],
+        [1, 5, 6, 2, 7, 8, 31, 2, 9, 9, 9],
+    ]
+    said = Talks(torch.tensor(rows).int(), torch.zeros(3, 11, dtype=torch.bool))
+    assert said.questions(MARKS, 5) == [[20, 21], []]
+    assert said.questions(MARKS, 1) == [[20, 21]]
+
+
 def test_even_rows_answer_greedily(target: Target) -> None:
     said = talk(target, MARKS, 2, 60, Manner(longest_question=4))
     states, _ = target.forward(said.tokens.long())
@@ -184,6 +195,7 @@ def test_the_command_writes_talks_and_a_draft_and_goes_on_with_both(path: Path, 
     assert report["weights_bytes"] > 0
     assert {file.name for file in (tmp_path / "draft").iterdir()} == {
         "config.json",
+        "questions.json",
         "model.safetensors",
         "training.json",
     }
