@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ import pytest
 
 from arriero.chat.parsers.events import Event, ToolCallEvent
 from arriero.chat.parsers.families import FAMILIES, Family
+from arriero.chat.parsers.guard import GuardedParser
+from arriero.chat.tags import Tags
 from tests.chat.test_tool_calls import BROKEN, CASES, TOOLS, events_of, folded
 
 SEEDS = {
@@ -93,6 +96,58 @@ def check(family: str, seed: int) -> None:
     assert events_of(family, [text], prompt, TOOLS[:1]) is not None
 
 
+def tags_of(family: str) -> list[str]:
+    """Everything that structures a reply of a family, as tokens of a vocabulary."""
+    found = FAMILIES[family]
+    openings = () if found.syntax is None else found.syntax.openings
+    return [mark for mark in (*openings, *marks_of(found)) if mark and not mark[0].isalnum()]
+
+
+def cut_at_tags(family: str, text: str, chance: random.Random) -> list[tuple[str, bool]]:
+    """The text as tokens give it: about half of the tags in it are tokens, the others are spelled."""
+    pattern = "|".join(map(re.escape, sorted(tags_of(family), key=len, reverse=True)))
+    pieces = [piece for piece in re.split(f"({pattern})", text) if piece] if pattern else [text]
+    return [(piece, piece in tags_of(family) and chance.random() < 0.5) for piece in pieces]
+
+
+def check_guarded(family: str, seed: int) -> None:
+    """Tags that are tokens and tags that are spelled: nothing is lost, and no split changes anything."""
+    chance = random.Random(f"guarded {family}{seed}")
+    text, prompt = mutated(family, chance), chance.choice(PROMPTS)
+    cut = cut_at_tags(family, text, chance)
+    whole = guarded_events(family, cut, prompt)
+    assert accounted(family, text, whole), (cut, prompt, whole)
+    finer = [(part, tag) for piece, tag in cut for part in ([piece] if tag else pieces_of(piece, chance))]
+    assert folded(guarded_events(family, finer, prompt)) == folded(whole), (cut, prompt)
+    plain = GuardedParser(FAMILIES[family].parser(prompt, TOOLS), Tags([]))
+    assert [*plain.feed(text), *plain.flush()] == events_of(family, [text], prompt)
+
+
+def guarded_events(family: str, pieces: Sequence[tuple[str, bool]], prompt: str) -> list[Event]:
+    parser = GuardedParser(FAMILIES[family].parser(prompt, TOOLS), Tags(tags_of(family)))
+    return [*(event for text, tag in pieces for event in parser.feed(text, tag)), *parser.flush()]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if SEEDS[name]])
+def test_tags_among_spelled_ones_lose_nothing_whatever_the_split(family: str) -> None:
+    for seed in range(60):
+        check_guarded(family, seed)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].syntax])
+def test_a_call_whose_tags_are_spelled_is_text_where_they_are_tokens(family: str) -> None:
+    """But for calls that a name alone makes one."""
+    for case in CASES:
+        if case["family"] == family and case["calls"] and any(tag in case["text"] for tag in tags_of(family)):
+            if case["text"].lstrip().startswith(("{", "[{", "```")):
+                continue
+            events = guarded_events(family, [(case["text"], False)], case["prompt"])
+            openings = [tag for tag in FAMILIES[family].syntax.openings if tag in case["text"]]
+            assert not any(isinstance(event, ToolCallEvent) for event in events) or not openings, case
+            shown = "".join(event.text for event in events if not isinstance(event, ToolCallEvent))
+            assert not openings or openings[0] in shown
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if SEEDS[name]])
 def test_no_mutation_of_a_reply_loses_a_character_or_depends_on_the_split(family: str) -> None:
     for seed in range(250):
@@ -105,3 +160,5 @@ def test_no_mutation_of_a_reply_loses_a_character_or_depends_on_the_split(family
 def test_a_hundred_thousand_mutations_lose_nothing(family: str) -> None:
     for seed in range(1000, 1000 + 100_000 // len(FAMILIES)):
         check(family, seed)
+        if seed % 5 == 0:
+            check_guarded(family, seed)

@@ -12,6 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from arriero.chat.calls.forms import form_of
+from arriero.chat.forced import call_format
+from arriero.chat.grammar import grammar_for
+from arriero.chat.messages import Tool
+from arriero.chat.parsers.events import Thinking, ToolCallEvent
+from arriero.chat.parsers.families import FAMILIES
+from arriero.errors import InvalidRequest
 from arriero.runner.messages import Failed, Finished, Grammar, SamplingOptions, Thoughts, Trigger, Vocabulary
 from arriero.runner.sampling import Sampler
 from arriero.runner.sampling.constraint import Constraint
@@ -317,6 +324,76 @@ def test_a_token_that_the_grammar_takes_does_not_open_thoughts() -> None:
     made.advance(0)
     assert np.flatnonzero(made.allowed()).tolist() == [2]
     grammars.close()
+
+
+def as_tool(name: str, value: Any) -> Tool:
+    """A tool with one parameter, which must fit a schema."""
+    inner = {key: one for key, one in value.items() if key != "$defs"}
+    parameters = {"type": "object", "properties": {"v": inner}, "required": ["v"], "additionalProperties": False}
+    parameters |= {"$defs": value["$defs"]} if "$defs" in value else {}
+    return Tool({"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}})
+
+
+def called(family: str, count: int, seed: int = 0) -> int:
+    """Hot replies in batches of eight that must call one of a few tools of all schemas: how many did, all fitting."""
+    form = form_of(family, "", lambda _: False)
+    assert form is not None
+    tools, formats = [], []
+    for number, value in enumerate(SCHEMAS):
+        tool = as_tool(f"tool_{number}", value)
+        try:
+            formats.append(call_format(form, lambda _: None, [tool]))
+        except InvalidRequest:
+            assert family != "qwen"  # whose arguments are JSON
+            continue
+        tools.append(tool)
+    made = engine()
+    for number in range(count):
+        parser = FAMILIES[family].parser("", tools)
+        made.submit(ask(str(number), grammar_for(formats[number % len(tools)], parser), seed + number, count=2000))
+    replies = run(made)
+    for number in range(count):
+        reply = replies[str(number)]
+        if reply.reason != "stop":
+            continue
+        parser = FAMILIES[family].parser("", tools)
+        events = [
+            *parser.feed(b"".join(TOKENS[token] for token in reply.tokens).decode("utf-8", "replace")),
+            *parser.flush(),
+        ]
+        calls = [event.call for event in events if isinstance(event, ToolCallEvent)]
+        assert calls
+        assert all(isinstance(event, ToolCallEvent | Thinking) for event in events)
+        wanted = tools[number % len(tools)].definition["function"]["parameters"]
+        for call in calls:
+            jsonschema.validate(call.arguments, wanted, format_checker=jsonschema.FormatChecker())
+    made.close()
+    return sum(reply.reason == "stop" for reply in replies.values())
+
+
+@pytest.mark.parametrize("family", ["qwen", "gemma4"])
+def test_hot_replies_in_a_batch_are_calls_that_fit_their_schemas(family: str) -> None:
+    assert called(family, 24) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", ["qwen", "gemma4", "mistral", "kimi"])
+def test_500_hot_replies_are_calls_that_fit(family: str) -> None:
+    assert called(family, 500, seed=5000) >= 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("thoughts", [None, THOUGHTS, OPENED], ids=["plain", "thoughts", "opened thoughts"])
+def test_500_hot_replies_fit_their_thirty_schemas(thoughts: Thoughts | None) -> None:
+    made = engine()
+    for number in range(500):
+        made.submit(ask(str(number), schema(SCHEMAS[number % len(SCHEMAS)], thoughts), 9000 + number))
+    replies = run(made)
+    for number in range(500):
+        check(replies[str(number)], SCHEMAS[number % len(SCHEMAS)])
+    made.close()
 
 
 CALLED = Trigger(pattern="[A-Z]", lark='start: "(" /[0-9]{2}/ <[274]>')
