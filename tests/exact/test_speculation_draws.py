@@ -50,9 +50,9 @@ ENOUGH = 40
 
 
 @pytest.fixture(autouse=True)
-def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same draws in every run, though nobody asked for a seed."""
-    numbers = random.Random(1)
+def seeds(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The same draws in every run, though nobody asked for a seed; others in every test."""
+    numbers = random.Random(request.node.name)
     monkeypatch.setattr("arriero.runner.sampling.sampler.fresh_seed", lambda: numbers.getrandbits(64))
 
 
