@@ -14,6 +14,7 @@ from arriero.kernels.cuda import attention, dequantize, experts, source
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.probe import probe
 from arriero.kernels.cuda.product import multiply
+from arriero.kernels.topk import argmax, argmax_graph
 from arriero.model.contract import Batch, Span
 from arriero.model.quantization import Quantization
 from tests.helpers.cuda import emulate, error, exact, packed, rows
@@ -53,6 +54,16 @@ def test_experts_of_eight_bits(small: Gpu) -> None:
 def test_decoding(small: Gpu) -> None:
     matrix = packed((32, 512), "mxfp8", 8, 32)
     assert error(dequantize.dequantize(matrix.operand), matrix.values) < 1e-12
+
+
+def test_the_largest_is_the_first_of_equals_and_never_a_nan(small: Gpu) -> None:
+    nan, inf = float("nan"), float("inf")
+    rows_of = [[1.0, 7.0, nan, 7.0, 3.0], [-inf, nan, -inf, -inf, nan], [-0.0, 0.0, -1.0, 0.0, -2.0], [nan] * 5]
+    scores = mx.array(rows_of)
+    for dtype in (mx.float32, mx.bfloat16):
+        ours = argmax(scores.astype(dtype))
+        assert ours.dtype == mx.uint32
+        assert ours.tolist() == argmax_graph(scores.astype(dtype)).tolist() == [1, 0, 0, 0]
 
 
 def test_attention_of_rows_with_windows_and_caps(small: Gpu) -> None:

@@ -13,6 +13,7 @@ from arriero.kernels.cuda.product import Activation, fits, multiply
 from arriero.kernels.gather_matmul import gather_quantized_matmul
 from arriero.kernels.gather_matmul import quantized_graph as gather_graph
 from arriero.kernels.quantized_matmul import graph, quantized_matmul
+from arriero.kernels.topk import argmax, argmax_graph
 from tests.helpers.cuda import error, exact, gpu, packed, rows
 
 __all__ = ["gpu"]
@@ -119,6 +120,15 @@ def test_zeros_give_zeros(gpu: Gpu) -> None:
     matrix = packed((256, 1024), "nvfp4", 4, 16)
     made = multiply(gpu, mx.zeros((2, 1024), mx.bfloat16), matrix.operand, norm=(mx.ones((1024,), mx.bfloat16), EPS))
     assert not mx.any(made.y).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("length", [1, 5, 151936])
+def test_the_largest_of_each_row_is_the_graphs(gpu: Gpu, dtype: mx.Dtype, length: int) -> None:
+    scores = mx.random.normal((3, length), key=mx.random.key(7)).astype(dtype)
+    assert argmax(scores).tolist() == argmax_graph(scores).tolist()
+    ties = mx.round(scores)
+    assert argmax(ties).tolist() == argmax_graph(ties).tolist()
 
 
 @pytest.mark.parametrize("mode", EVERY)

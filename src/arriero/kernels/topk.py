@@ -9,6 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import argmax as cuda
 from arriero.kernels.device import on_cpu
 
 BLOCK = 2048
@@ -60,6 +61,13 @@ def argmax(scores: mx.array) -> mx.array:
     native = device.native()
     if native is not None:
         return native.argmax(scores)
+    if device.cuda() is not None and cuda.fits(scores):
+        return cuda.argmax(scores)
+    return argmax_graph(scores)
+
+
+def argmax_graph(scores: mx.array) -> mx.array:
+    """Plain MLX."""
     return mx.argmax(mx.maximum(sort_keys(scores), mx.array(NAN, mx.uint32)), axis=-1)
 
 

@@ -18,6 +18,8 @@ from arriero.kernels.cuda.source import Kernel, text
 SHIM = Path(__file__).with_name("shim.hpp")
 TYPES = {"uint32": "unsigned", "int32": "int", "uint8": "unsigned char", "float32": "float", "uint16": "__nv_bfloat16"}
 """C++ types by numpy's names; 16 bits are bfloat16."""
+KINDS = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.uint32: np.uint32}
+"""Types of outputs."""
 
 
 def compiler() -> str | None:
@@ -123,8 +125,7 @@ class Emulated:
         # Poisoned, so that what no thread writes is seen.
         made = []
         for shape, dtype in zip(shapes, dtypes, strict=True):
-            kind = np.uint16 if dtype == mx.bfloat16 else np.float32
-            made.append(np.frombuffer(b"\xff" * (int(np.prod(shape)) * kind().nbytes), kind).reshape(shape).copy())
+            made.append(np.full((*shape, dtype.size), 0xFF, np.uint8).view(KINDS[dtype]).reshape(shape))
         execute(kernel, held, made, template, blocks=blocks, seed=self.seed)
         return [mx.array(a).view(mx.bfloat16) if a.dtype == np.uint16 else mx.array(a) for a in made]
 

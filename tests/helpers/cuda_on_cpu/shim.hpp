@@ -43,6 +43,7 @@ inline uint16_t to_bf16(float f) {
 inline __nv_bfloat16 __float2bfloat16(float f) { return {to_bf16(f)}; }
 inline float __bfloat162float(__nv_bfloat16 v) { return as_float((uint32_t)v.bits << 16); }
 inline float __uint_as_float(unsigned v) { return as_float(v); }
+inline unsigned __float_as_uint(float v) { return as_bits(v); }
 inline float __int_as_float(int v) { return as_float((uint32_t)v); }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }

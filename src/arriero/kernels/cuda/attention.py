@@ -23,9 +23,10 @@ LONGEST = 32
 HEAD_DIMS = (64, 128, 256)
 COUNTERS = 8192
 GROUPS, ANGLES = "cuda groups", "cuda angles"
-"""The first part of the keys under which a forward's memo has tables: `(GROUPS, tokens, bases, capacities)`."""
+"""What the keys of a forward's memo begin with: `(GROUPS, tokens, bases, capacities)` for its launches, `(ANGLES, id)`
+for a table of angles on the device."""
 REPLAYED = "replayed"
-"""A key of the memo of a forward that is recorded: nothing in it may depend on positions but by those tables."""
+"""A key of the memo of a forward that is recorded: nothing in it may depend on positions but by those two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +133,27 @@ def launches(
     tokens: int,
     memo: dict[Any, Any],
 ) -> list[Launch]:
-    """The launches of a forward, made once for all layers whose buffers are alike.
-
-    `memo` may hold the tables' arrays, for a forward that is recorded; else it gets them.
-    """
+    """The launches of a forward, made once for all layers whose buffers are alike."""
     key = (GROUPS, tokens, tuple(bases), tuple(capacities))
-    found: list[Launch] | None = memo.get((*key, "launches"))
+    found: list[Launch] | None = memo.get(key)
     if found is None:
-        made: list[mx.array] | None = memo.get(key)
-        if made is None:
-            made = memo[key] = [mx.array(t) for t in tables(lengths, positions, bases, capacities, tokens)]
-        found = memo[(*key, "launches")] = []
-        for i, groups in enumerate(made):
-            first = i * ROWS
-            part = lengths[first : first + ROWS]
-            found.append(Launch(argument(groups), groups.shape[0], len(part), first, sum(part)))
+        made = tables(lengths, positions, bases, capacities, tokens)
+        found = memo[key] = launched(lengths, [argument(mx.array(t)) for t in made], [len(t) for t in made])
     return found
+
+
+def launched(lengths: Sequence[int], groups: Sequence[mx.array], counts: Sequence[int]) -> list[Launch]:
+    """Launches of tables that are on the device, with so many groups each."""
+    made: list[Launch] = []
+    for i, (of, count) in enumerate(zip(groups, counts, strict=True)):
+        part = lengths[i * ROWS : (i + 1) * ROWS]
+        made.append(Launch(of, count, len(part), i * ROWS, sum(part)))
+    return made
+
+
+def give_angles(memo: dict[Any, Any], angles: mx.array) -> None:
+    """Say that a forward's angles are in the device's own memory already."""
+    memo[ANGLES, id(angles)] = (angles, angles)
 
 
 def splits(gpu: Gpu, kv_heads: int, groups: int) -> int:

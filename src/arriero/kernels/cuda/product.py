@@ -79,7 +79,8 @@ def _factors(global_scale: mx.array, count: int) -> mx.array:
     """A global scale as `count` numbers on the device, made once: the array that it is made of is kept beside it."""
     key = (id(global_scale), count)
     if key not in _FACTORS:
-        made = argument(mx.broadcast_to(global_scale.astype(mx.float32).reshape(-1), (count,)))
+        # An element-wise operation on a broadcast array gives one number with strides of 0, and every launch a copy.
+        made = argument(mx.contiguous(mx.broadcast_to(global_scale.astype(mx.float32).reshape(-1), (count,))))
         mx.eval(made)
         _FACTORS[key] = (global_scale, made)
     return _FACTORS[key][1]

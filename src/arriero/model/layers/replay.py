@@ -1,9 +1,10 @@
 """Decode forwards of one form as one compiled graph on NVIDIA GPUs.
 
 Building a forward layer by layer costs the host more than a GPU needs to compute it. What changes from one decode step
-to the next are tokens, angles, the tables that say where rows stand, and the caches' buffers: a forward is recorded
-with these as inputs, once for each form, and replayed by MLX. A form is how many tokens each row brings, and where the
-caches' buffers begin and end, which changes only as they grow.
+to the next are tokens, positions, the tables that say where rows stand, and the caches' buffers: a forward is recorded
+with these as inputs, once for each form, and replayed by MLX. Positions and tables of the next step are counted up on
+the device: arrays that the host has just made cost each step a fifth of a millisecond in page faults (H200). A form is
+how many tokens each row brings, and where the caches' buffers begin and end, which changes only as they grow.
 
 Only a forward whose every memory is read by kernels that take positions from those tables can be replayed. A model that
 does otherwise is found out while it is recorded, and runs layer by layer from then on.
@@ -22,6 +23,7 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.attention_part import NotReplayable
 from arriero.kernels.cuda import attention as cuda
+from arriero.kernels.cuda.source import argument
 from arriero.model.contract import Batch, Hidden, Span
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches.linear import LinearCache
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 FORMS = 16
 """Recordings that are kept: rows that grow at different times need new ones."""
+
+STEP = [0, 0, 1, 0, 1, 0, 0, 0]
+"""What one token adds to a group, as attention.cu names its numbers."""
 
 Form = tuple[Any, ...]
 
@@ -51,14 +56,30 @@ class _Slot:
         raise NotReplayable(f"a layer asks its cache for {name}")
 
 
+Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Tokens of a group, bases and capacities: what tables of groups differ by."""
+
+Held = tuple[mx.array, mx.array, int]
+"""A cache's buffers, and the position of their first place."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """What an ordinary forward of a form left behind."""
 
     ropes: list[Rope]
-    tables: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
-    """Tokens, bases and capacities of each of the tables."""
+    tables: list[Key]
     run: Callable[[list[mx.array]], list[mx.array]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where rows stand, on the device: positions `[T]` int32 and the tables of groups."""
+
+    form: Form
+    positions: list[int]
+    """Of each row, on the host."""
+    arrays: list[mx.array]
 
 
 class Replay:
@@ -68,13 +89,15 @@ class Replay:
         """`forward` builds one layer by layer."""
         self._forward = forward
         self._forms: OrderedDict[Form, _Seen] = OrderedDict()
+        self._next: _Places | None = None
         self._refused = False
 
     def __call__(self, batch: Batch) -> Hidden:
         """The forward, replayed where one of its form was seen before."""
         if self._refused or not _replayable(batch):
             return self._forward(batch)
-        caches = [list(batch.caches(slot)) for slot in range(len(batch.spans[0].caches))]
+        slots = range(len(batch.spans[0].caches))
+        caches: list[list[LinearCache]] = [batch.caches(slot) for slot in slots]
         # Room is made first, so that the form is that of the buffers as they will be.
         buffers = [
             [cache.reserve(span.length) for span, cache in zip(batch.spans, of_slot, strict=True)] for of_slot in caches
@@ -86,55 +109,92 @@ class Replay:
         self._forms.move_to_end(form)
         if seen.run is None:
             seen.run = self._recorded(batch, buffers, seen)
-        inputs = _inputs(batch, buffers, seen)
+        places = self._places(form, batch, seen)
+        furthest = max(span.position + span.length for span in batch.spans)
+        held = [rope.held(furthest) for rope in seen.ropes]
         try:
-            outputs = seen.run(inputs)
+            final, *rest = seen.run(
+                [batch.tokens, *places, *held, *(part for of in buffers for b in of for part in b[:2])]
+            )
         except NotReplayable as reason:
             log.info("decode steps are built layer by layer: %s", reason)
             self._refused = True
             self._forms.clear()
             return self._forward(batch)
-        filled = iter(mx.depends(inputs[-sum(2 * len(of_slot) for of_slot in buffers) :], [outputs[0]]))
-        for of_slot in caches:
+        taps = rest.pop(0) if batch.taps else None
+        after = [span.position + span.length for span in batch.spans]
+        self._next = _Places(form, after, rest) if rest else None
+        for of_slot, held_by in zip(caches, buffers, strict=True):
+            # By slots: MLX's cost of an operation grows with the square of its outputs.
+            filled = iter(mx.depends([part for b in held_by for part in b[:2]], [final]))
             for span, cache in zip(batch.spans, of_slot, strict=True):
                 cache.commit(next(filled), next(filled), span.length)
-        return Hidden(outputs[0], outputs[1] if batch.taps else None)
+        return Hidden(final, taps)
 
     def _first(self, form: Form, batch: Batch) -> Hidden:
         """A form that is new runs as ever, and shows which ropes and tables it needs."""
         made = self._forward(batch)
+        keys = [key for key in batch.memo if isinstance(key, tuple)]
         self._forms[form] = _Seen(
-            [key[1] for key in batch.memo if isinstance(key, tuple) and key[0] == "rope"],
-            [key[1:] for key in batch.memo if isinstance(key, tuple) and key[0] == cuda.GROUPS and len(key) == 4],
+            [key[1] for key in keys if key[0] == "rope"], [key[1:] for key in keys if key[0] == cuda.GROUPS]
         )
         if len(self._forms) > FORMS:
             self._forms.popitem(last=False)
         return made
 
+    def _places(self, form: Form, batch: Batch, seen: _Seen) -> list[mx.array]:
+        """Positions and tables: those that the step before left on the device, or new ones from the host."""
+        lengths = [span.length for span in batch.spans]
+        positions = [span.position for span in batch.spans]
+        before, self._next = self._next, None
+        if before is not None and before.form == form and before.positions == positions:
+            return before.arrays
+        made = [argument(mx.array(batch.positions))]
+        for tokens, bases, capacities in seen.tables:
+            found = cuda.tables(lengths, positions, bases, capacities, tokens)
+            made += [argument(mx.array(table)) for table in found]
+        return made
+
     def _recorded(
-        self, batch: Batch, buffers: list[list[tuple[mx.array, mx.array, int]]], seen: _Seen
+        self, batch: Batch, buffers: list[list[Held]], seen: _Seen
     ) -> Callable[[list[mx.array]], list[mx.array]]:
-        """The forward as a function of its inputs, in the order of `_inputs`."""
+        """The forward as a function of tokens, places, tables of angles and buffers.
+
+        Gives the final states, the taps if there are any, and where each row has one token also the next places.
+        """
         bases = [[base for _, _, base in of_slot] for of_slot in buffers]
         shapes = [(span.start, span.length, span.position) for span in batch.spans]
-        counts = [-(-len(shapes) // cuda.ROWS) for _ in seen.tables]
-        taps = tuple(batch.taps)
+        lengths = [length for _, length, _ in shapes]
+        taps, total = tuple(batch.taps), sum(lengths)
+        counts = [
+            [len(t) for t in cuda.tables(lengths, [0] * len(lengths), [0] * len(lengths), capacities, tokens)]
+            for tokens, _, capacities in seen.tables
+        ]
+        steady = max(lengths) == 1
+        step = argument(mx.array(STEP))
+        mx.eval(step)
 
         def run(inputs: list[mx.array]) -> list[mx.array]:
             left = iter(inputs)
-            tokens = next(left)
+            tokens, positions = next(left), next(left)
             memo: dict[Any, Any] = {cuda.REPLAYED: True}
+            groups = [[next(left) for _ in of] for of in counts]
+            for key, arrays, of in zip(seen.tables, groups, counts, strict=True):
+                memo[cuda.GROUPS, *key] = cuda.launched(lengths, arrays, of)
             for rope in seen.ropes:
-                memo["rope", rope] = next(left)
-            for key, count in zip(seen.tables, counts, strict=True):
-                memo[cuda.GROUPS, *key] = [next(left) for _ in range(count)]
+                angles = memo["rope", rope] = mx.take(next(left), positions[:total], axis=0)
+                cuda.give_angles(memo, angles)
             slots = [[_Slot(next(left), next(left), base) for base in of_slot] for of_slot in bases]
             spans = [
                 Span(start, length, position, [of_slot[row] for of_slot in slots])
                 for row, (start, length, position) in enumerate(shapes)
             ]
             made = self._forward(Batch(tokens, spans, taps, memo=memo))
-            return [made.final] if made.taps is None else [made.final, made.taps]
+            outputs = [made.final] if made.taps is None else [made.final, made.taps]
+            if steady:
+                outputs.append(positions + 1)
+                outputs += [(of.reshape(-1, len(STEP)) + step).reshape(-1) for arrays in groups for of in arrays]
+            return outputs
 
         compiled: Callable[[list[mx.array]], list[mx.array]] = mx.compile(run)
         return compiled
@@ -153,20 +213,7 @@ def _replayable(batch: Batch) -> bool:
     )
 
 
-def _form(batch: Batch, buffers: list[list[tuple[mx.array, mx.array, int]]]) -> Form:
+def _form(batch: Batch, buffers: list[list[Held]]) -> Form:
     """What recordings differ by. Spans are packed one after another, so their lengths say where they begin."""
     layouts = tuple(tuple((base, keys.shape[2]) for keys, _, base in of_slot) for of_slot in buffers)
     return tuple(span.length for span in batch.spans), tuple(batch.taps), layouts
-
-
-def _inputs(batch: Batch, buffers: list[list[tuple[mx.array, mx.array, int]]], seen: _Seen) -> list[mx.array]:
-    """Tokens, angles, tables, buffers."""
-    lengths = [span.length for span in batch.spans]
-    positions = [span.position for span in batch.spans]
-    made = [batch.tokens, *(rope.angles(batch) for rope in seen.ropes)]
-    for tokens, bases, capacities in seen.tables:
-        made += [mx.array(table) for table in cuda.tables(lengths, positions, bases, capacities, tokens)]
-    for of_slot in buffers:
-        for keys, values, _ in of_slot:
-            made += (keys, values)
-    return made

@@ -17,6 +17,8 @@ from arriero.model.layers.config import LARGEST, Fields
 
 BLOCK = 1024
 """Positions of one block of a table."""
+HELD = 4
+"""Blocks by which a table that is held on the device grows."""
 
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
 AXES = {"mrope_section", "mrope_interleaved"}
@@ -156,6 +158,7 @@ class Rope:
         if config.sections is not None:
             self._axes = axes_of(config.sections, self.inverse.size)
         self._blocks: dict[int, np.ndarray] = {}
+        self._held: mx.array | None = None
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """x `[T, heads, D]`, rotated, in its dtype."""
@@ -196,6 +199,16 @@ class Rope:
             chosen = blocks == index
             out[chosen] = self._block(int(index))[positions[chosen] % BLOCK]
         return out
+
+    def held(self, positions: int) -> mx.array:
+        """The table of all positions up to at least `positions`, in the device's own memory: `[n, R / 2, 2]`."""
+        blocks = -(-positions // (HELD * BLOCK)) * HELD
+        if self._held is None or self._held.shape[0] < blocks * BLOCK:
+            parts = np.concatenate([self._block(index) for index in range(blocks)])
+            # What the host made stays in managed memory until an operation has written it.
+            self._held = mx.array(parts) + mx.zeros((1,))
+            mx.eval(self._held)
+        return self._held
 
     def _block(self, index: int) -> np.ndarray:
         if index not in self._blocks:
