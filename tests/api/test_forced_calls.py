@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     gemma = (
         AGENT.replace("<tool_call>", "<|tool_call>").replace("<think>", "<|channel>").replace("</think>", "<channel|>")
     )
-    with live_server(folder, [sys.executable, "-m", "arriero.runner"]) as running:
+    with live_server(folder, [sys.executable, "-m", "arriero.runner"], max_loaded_models=16) as running:
         for name, template in (("tagged", AGENT), ("bare", LLAMA), ("gemma", gemma), ("odd", odd)):
             made = write_folder(
                 folder / name,
@@ -165,7 +165,7 @@ def test_a_strict_schema_that_can_not_be_enforced_is_refused_where_calls_are_fre
 ) -> None:
     odd = {"name": "odd", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     body = {"model": "gemma", "messages": ASKED, "tools": [{"type": "function", "function": odd}], "stream": True}
-    with httpx.Client(base_url=server.url, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, trust_env=False, verify=False) as http:
         reply = http.post(route, json=body)
     assert reply.status_code == 400
     assert "'odd'" in reply.text

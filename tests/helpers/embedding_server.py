@@ -62,7 +62,7 @@ def store(running: LiveServer, name: str, folder: Path) -> None:
 def embedding_server(folder: Path) -> Iterator[LiveServer]:
     """`mean`, `first`, `strange` (a pooling that there isn't) and `gguf` are encoders, `llama` generates."""
     mean = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    with live_server(folder, [sys.executable, "-m", "arriero.runner"]) as running:
+    with live_server(folder, [sys.executable, "-m", "arriero.runner"], max_loaded_models=16) as running:
         store(running, "mean", encoder_folder(folder / "mean", mean))
         store(running, "first", encoder_folder(folder / "first", {"pooling_mode": "cls"}))
         store(running, "strange", encoder_folder(folder / "strange", {"pooling_mode_max_tokens": True}))
