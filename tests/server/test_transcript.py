@@ -143,3 +143,23 @@ def test_a_stop_string_may_begin_in_a_tag(tmp_path) -> None:
     reply = [*b"ab", made.token_id("<think>"), *b"cd"]
     assert folded(run(made, reply, stops=("k>cd",)))[1] == "ab<thin"
     assert folded(run(made, reply, stops=("k>ce",)))[1] == "ab<think>cd"
+
+
+def test_circles_of_tags_that_show_nothing_are_noticed_and_circles_of_text_are_not(tmp_path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer((*SPECIAL, "<think>", "</think>")).to_str())
+    made = Tokenizer.open(FolderSource(str(tmp_path)))
+    opening, closing = made.token_id("<think>"), made.token_id("</think>")
+
+    def noticed(tokens: list[int]) -> int | None:
+        """After how many tokens."""
+        transcript = Transcript(made, ReplyParser("", tags=ThinkingTags(anywhere=True)))
+        for count, token in enumerate(tokens, 1):
+            transcript.feed(token)
+            if transcript.loops:
+                return count
+        return None
+
+    assert noticed([opening, *b"\n", closing] * 200) == 48
+    assert noticed([*b"Well. ", *[opening, closing] * 200]) is not None
+    assert noticed([*b"0, " * 400]) is None
+    assert noticed([opening, *b"a", closing] * 200) is None

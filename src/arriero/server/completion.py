@@ -6,6 +6,7 @@ An API makes a `Generation` and turns what `generate` yields into its own wire f
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -37,6 +38,8 @@ from arriero.server.parameters import Parameters
 from arriero.server.prefix_log import log_prefix
 from arriero.server.services import Services
 from arriero.server.transcript import Delta, Transcript
+
+log = logging.getLogger(__name__)
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,8 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a reply: why, and what it took. Times are nanoseconds."""
 
     reason: Literal["stop", "length"]
+    looped: bool = False
+    """Whether it was cut off because it went round in circles."""
     stopped_by: str | None = None
     """The stop string that ended the reply."""
     cached_tokens: int
@@ -177,6 +182,7 @@ async def _reply(
     transcript = Transcript(text.tokenizer, parser, generation.parameters.stop)
     submitted, first, restored = time.perf_counter_ns(), 0, 0
     finished: Finished | None = None
+    looped = False
     with closing(lease.submit(_submit(generation, prompt, window, grammar))) as messages:
         async for message in messages:
             if isinstance(message, Tokens):
@@ -184,7 +190,10 @@ async def _reply(
                 meter.tokens(len(message.tokens))
                 for delta in join_deltas(_fed(transcript, message)):
                     yield delta
-                if transcript.stopped:
+                looped = transcript.loops
+                if looped:
+                    log.warning("%s: the reply repeats the same tags; it is cut off", generation.model.asked)
+                if transcript.stopped or looped:
                     break  # closing `messages` stops the row; what it would still say is not waited for
             elif isinstance(message, PrefixUsed):
                 restored = message.restored
@@ -200,8 +209,10 @@ async def _reply(
     now = time.perf_counter_ns()
     cached = finished.cached_tokens if finished else restored
     meter.prompt(len(prompt), cached)
+    ended_by_limit = finished is not None and finished.reason == "length"
     yield Final(
-        reason="length" if finished is not None and finished.reason == "length" and not transcript.stopped else "stop",
+        reason="length" if looped or (ended_by_limit and not transcript.stopped) else "stop",
+        looped=looped,
         stopped_by=transcript.stopped_by,
         cached_tokens=cached,
         generated_tokens=len(transcript.tokens),

@@ -17,6 +17,10 @@ from arriero.chat.text import StopStrings, StreamDecoder
 from arriero.chat.tokenizer import Tokenizer
 from arriero.runner.messages import TokenLogprob
 
+_REPEATS = 16
+_LONGEST_LOOP = 16
+"""Tokens of what is repeated."""
+
 
 class Likelihood(msgspec.Struct, frozen=True):
     """A token's exact bytes and its log-probability."""
@@ -77,6 +81,20 @@ class Transcript:
     def stopped_by(self) -> str | None:
         """The stop string that was found."""
         return self._stops.stopped
+
+    @property
+    def loops(self) -> bool:
+        """Whether the reply goes round in circles of tags that nobody gets to see: it would do so up to its limit.
+
+        Only tags count: text may repeat itself with good reason, and a long call shows nothing until it is whole.
+        """
+        if not self.tokens or self.tokens[-1] not in self._tokenizer.tag_ids:
+            return False
+        for size in range(1, _LONGEST_LOOP + 1):
+            end = self.tokens[-size * _REPEATS :]
+            if len(end) <= self._unread and len(end) == size * _REPEATS and end[:size] * _REPEATS == end:
+                return True
+        return False
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
         """The events that one more token completes."""

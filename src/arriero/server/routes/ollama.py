@@ -278,7 +278,7 @@ def _parameters(services: Services, model: OpenModel, asked: wire.GenerationFiel
 
 def _end(reply: wire.ChatReply | wire.GenerateReply, final: Final) -> None:
     """Fill in the last object."""
-    reply.done, reply.done_reason = True, final.reason
+    reply.done, reply.done_reason = True, "repetition" if final.looped else final.reason
     reply.total_duration, reply.load_duration = final.total_ns, final.load_ns
     reply.prompt_eval_count, reply.prompt_eval_duration = len(final.prompt), final.prefill_ns
     reply.prompt_cached_count = final.cached_tokens
