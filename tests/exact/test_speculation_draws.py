@@ -140,9 +140,9 @@ def by_place(kind: str, options: SamplingOptions, draws: int) -> tuple[float, in
 PENALTIES = SamplingOptions(**CONFIGURATIONS["penalties"])
 
 
-@pytest.mark.parametrize("kind", [LOOKUP, "mtp_qwen3_5", "dflash2"])
+@pytest.mark.parametrize("kind", ["mtp_qwen3_5", "dflash2"])
 def test_replies_of_four_tokens_follow_the_targets_law(kind: str) -> None:
-    """One of each rule and form of a draft's law."""
+    """One of each form of a draft's law."""
     assert not improbable(*by_place(kind, PENALTIES, DRAWS))
 
 

@@ -30,7 +30,7 @@ CONFIGURATIONS = {
         "frequency_penalty": 0.3,
     },
 }
-TOKENS = int(os.environ.get("LAW_TOKENS", "2500"))
+TOKENS = int(os.environ.get("LAW_TOKENS", "1500"))
 """Of a long reply; every token is a draw of its own, given the two before it. 20,000 take a minute each."""
 
 
