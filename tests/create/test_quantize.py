@@ -154,6 +154,15 @@ def test_a_number_beyond_float16_is_refused_with_its_tensor(tmp_path):
         make(tmp_path, write_folder(tmp_path / "m", {"model.safetensors": held}), "f16")
 
 
+@pytest.mark.parametrize("kind", ["int8", "bf16", "nvfp4"])
+def test_the_error_of_huge_numbers_is_known(tmp_path, kind):
+    values = np.random.default_rng(0).normal(0, 1e30, (64, 64)).astype(np.float32)
+    _, statuses = make(tmp_path, one_changed(tmp_path, {f"{QUERY}.weight": values}), kind)
+    errors = [float(status.rpartition(" ")[2].rstrip("%")) for status in statuses if "weight error" in status]
+    assert len(errors) > 0
+    assert all(0 < error < 10 for error in errors)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_are_refused_with_their_tensor(tmp_path, bad):
     held = tensors()

@@ -66,6 +66,12 @@ def test_a_configuration_without_names_is_refused() -> None:
         check_config({"hidden_size": 8})
 
 
+@pytest.mark.parametrize("kind", [{}, [], 7, True])
+def test_a_model_type_that_is_no_text_is_refused(kind: object) -> None:
+    with pytest.raises(UnsupportedArchitecture, match="which is no text"):
+        check_config({"architectures": ["Unknown"], "model_type": kind})
+
+
 def test_every_architecture_has_a_model_type_of_its_own() -> None:
     assert set(MODEL_TYPES.values()) == set(ARCHITECTURES)
 

@@ -190,7 +190,12 @@ def _in_order(shape: tuple[int, ...], work: Callable[[int, int], T]) -> Iterator
 
 def _squares(values: np.ndarray) -> float:
     flat = values.reshape(-1)
-    return float(np.dot(flat, flat))
+    with np.errstate(over="ignore"):
+        total = float(np.dot(flat, flat))
+    if math.isinf(total):  # numbers beyond 1e19, whose squares float32 does not hold
+        wide = flat.astype(np.float64)
+        total = float(np.dot(wide, wide))
+    return total
 
 
 def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -117,7 +117,9 @@ def check_config(config: Mapping[str, Any]) -> str:
         if name in ARCHITECTURES:
             return name
     kind = config.get("model_type")
-    if not names and isinstance(kind, str) and kind in MODEL_TYPES:
+    if kind is not None and not isinstance(kind, str):
+        raise UnsupportedArchitecture(f"config.json has the model_type {kind!r:.80}, which is no text")
+    if not names and kind in MODEL_TYPES:
         return MODEL_TYPES[kind]
     asked = ", ".join(names) or (f"model_type {kind!r}" if kind else "")
     if not asked:
