@@ -14,7 +14,7 @@ import pytest
 from arriero.create.create import create
 from arriero.create.gather import gather
 from arriero.create.request import CreateRequest
-from arriero.errors import ArrieroError, CheckpointError, InvalidRequest, UnsupportedArchitecture
+from arriero.errors import ArrieroError, CheckpointError, InvalidRequest, UnsupportedArchitecture, UnsupportedFeature
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.drafts import load_draft
@@ -209,6 +209,24 @@ def test_a_draft_of_an_unknown_kind_is_refused_with_the_known_ones(store, tmp_pa
     draft = upload(store, draft_folder(tmp_path, "dflash_full", architectures=["EagleModel"]))
     with pytest.raises(UnsupportedArchitecture, match=r"EagleModel is not supported; known drafts: DFlash2DraftModel"):
         made(store, judged, files=upload(store, target_folder(tmp_path, "qwen3")), draft_files=draft)
+
+
+def test_a_draft_alone_is_no_model(store, tmp_path, judged):
+    folder = draft_folder(tmp_path, "dflash_full")
+    with pytest.raises(UnsupportedFeature, match=r"DFlashDraftModel is a draft.*: FROM that model, DRAFT this one"):
+        made(store, judged, files=upload(store, folder))
+    with pytest.raises(UnsupportedFeature, match=r"is a draft"):
+        gather(parse("FROM ./draft\n"), tmp_path)
+
+
+def test_a_gguf_file_is_no_draft(store, tmp_path, judged):
+    write_tiny_llama_gguf(tmp_path / "tiny.gguf")
+    digest = store.blobs.ingest([(tmp_path / "tiny.gguf").read_bytes()]).digest
+    files = upload(store, target_folder(tmp_path, "qwen3"))
+    with pytest.raises(UnsupportedFeature, match=r"the draft tiny.gguf is a GGUF file"):
+        made(store, judged, files=files, draft_files={"tiny.gguf": digest})
+    with pytest.raises(UnsupportedFeature, match=r"DRAFT ./tiny.gguf is a GGUF file"):
+        gather(parse("FROM ./target\nDRAFT ./tiny.gguf\n"), tmp_path)
 
 
 def test_draft_names_a_folder_or_a_model(tmp_path):

@@ -14,8 +14,8 @@ from arriero.create.policies import draft as policy
 from arriero.create.policies.tensor import Tensor
 from arriero.create.precisions import parse_precision
 from arriero.create.recode import Recoding
-from arriero.errors import InvalidRequest
-from arriero.model.drafts import check_config
+from arriero.errors import InvalidRequest, UnsupportedFeature
+from arriero.model.drafts import check_config, is_draft
 from arriero.store.describe import human_count
 from arriero.store.manifests import DRAFT_FOLDER, DRAFT_PREFIX
 
@@ -32,6 +32,15 @@ class DraftPlan:
     """Its files by their names in the store."""
     facts: dict[str, Any]
     """The `draft` object of the configuration blob; the last two fields are ours."""
+
+
+def refuse_alone(config: Mapping[str, Any]) -> None:
+    """UnsupportedFeature for a draft that was given as a model."""
+    if is_draft(config):
+        raise UnsupportedFeature(
+            f"{check_config(config)} is a draft, which runs beside the model that it was made for: FROM that model, "
+            "DRAFT this one"
+        )
 
 
 def plan_draft(inventory: Inventory, precision: str, *, search: bool = True) -> DraftPlan:

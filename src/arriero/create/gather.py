@@ -20,7 +20,7 @@ from arriero.errors import InvalidRequest, UnsupportedFeature
 from arriero.modelfile import Modelfile
 
 INDEX = "model.safetensors.index.json"
-_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model", "[0-9]*_*/config.json")
+_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model", "[0-9]*_*/config.json", "[0-9]*_Dense/model.safetensors")
 """The last are the modules of an embedding model: `1_Pooling`."""
 _GROUPS = (
     "model*.safetensors",
@@ -246,10 +246,13 @@ def _inside(path: Path, folder: Path) -> Path:
 
 def _check_early(files: Mapping[str, Path]) -> None:
     """Refuse an unknown architecture and a damaged GGUF header now; the rest is the server's to check."""
+    from arriero.create.draft import refuse_alone
     from arriero.model.architectures import check_config
 
     if "config.json" in files:
-        check_config(_object(files["config.json"]))
+        config = _object(files["config.json"])
+        refuse_alone(config)
+        check_config(config)
         return
     from arriero.create.gguf import read_gguf
 

@@ -17,6 +17,7 @@ from arriero.create.kinds import refuse, sniff
 from arriero.errors import CheckpointError, InvalidRequest
 from arriero.formats import json_text
 from arriero.formats.safetensors import SafetensorsFile
+from arriero.formats.safetensors_folder import DENSE, dense_modules
 
 log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
@@ -57,6 +58,7 @@ def take_inventory(files: Mapping[str, Path]) -> Inventory:
     if not isinstance(config, dict):
         raise InvalidRequest("config.json must hold a JSON object")
     tensors = _indexed(files, weights) if INDEX in files else _plain(files, weights, names)
+    tensors |= dense_modules({name: open_weights(name, files[name]) for name in weights if DENSE.fullmatch(name)})
     if not tensors:
         raise InvalidRequest(f"the model has no tensors; found {_some(names)}")
     return Inventory(tensors, config, documents, texts)

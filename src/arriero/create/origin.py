@@ -15,11 +15,13 @@ from arriero.chat.model_text import ModelText
 from arriero.create.adapter import open_adapter
 from arriero.create.draft import DraftPlan, plan_draft
 from arriero.create.inventory import take_inventory
+from arriero.create.kinds import sniff
 from arriero.create.plan import BlobPlan, Plan
 from arriero.create.stored import stored_tensors
 from arriero.create.target import labelled, target_of_files, target_of_model
 from arriero.create.work import Work
 from arriero.create.write import add_layer, write_tensor
+from arriero.errors import UnsupportedFeature
 from arriero.store import manifests
 from arriero.store.manifests import ConfigBlob, Layer, is_draft
 from arriero.store.model import StoredModel
@@ -78,7 +80,11 @@ def _draft(work: Work, base: StoredModel | None) -> tuple[DraftPlan | None, list
     """The draft to write, and the layers of one that stays."""
     request = work.request
     if request.draft_files:
-        inventory = take_inventory(work.uploaded(request.draft_files))
+        files = work.uploaded(request.draft_files)
+        gguf = next((name for name, path in files.items() if sniff(path) == "gguf"), None)
+        if gguf is not None:
+            raise UnsupportedFeature(f"the draft {gguf} is a GGUF file; drafts are safetensors folders here")
+        inventory = take_inventory(files)
     elif request.draft:
         other = work.store.get(request.draft)
         whole = not any(is_draft(layer) for layer in other.manifest.layers)

@@ -15,6 +15,7 @@ from arriero.chat.files import GGUF_KEYS, TextFiles
 from arriero.chat.model_text import ModelText
 from arriero.chat.templates import ChatTemplates, compiled, template_sources
 from arriero.create.adapter import Adapter
+from arriero.create.draft import refuse_alone
 from arriero.create.from_gguf import plan_gguf
 from arriero.create.gguf import GGUFModel, read_gguf
 from arriero.create.inventory import Inventory, take_inventory
@@ -188,6 +189,7 @@ def _describe_gguf(model: GGUFModel) -> ConfigBlob:
 def _from_safetensors(work: Work, paths: dict[str, Path], adapter: Adapter | None) -> Target:
     request = work.request
     inventory = take_inventory(paths)
+    refuse_alone(inventory.config)
     check_config(inventory.config)
     text = open_text(TextFiles(inventory.documents | inventory.texts, {}), request.template)
     _check_vocabulary(inventory, text)

@@ -44,6 +44,12 @@ def check_config(config: Mapping[str, Any]) -> str:
     raise UnsupportedArchitecture(f"draft model {asked} is not supported; known drafts: {', '.join(sorted(DRAFTS))}")
 
 
+def is_draft(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a draft, which runs beside its model only."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(isinstance(name, str) and name in DRAFTS for name in named)
+
+
 def load_draft(checkpoint: Checkpoint, target: Model, dtype: mx.Dtype) -> Draft:
     """Build the draft of a checkpoint of its own, for this target.
 
