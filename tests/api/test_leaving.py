@@ -155,8 +155,8 @@ def test_a_load_goes_on_when_the_one_who_asked_leaves(tmp_path):
         put_model(server.store)
         with connect(server) as client:
             client.sendall(request_bytes("/api/generate", {"model": "tiny", "prompt": say("x")}))
-            wait_for(lambda: [m.state for m in server.call(server.scheduler.loaded)] == ["loading"])
-        wait_for(lambda: [m.state for m in server.call(server.scheduler.loaded)] == ["ready"])
+            wait_for(lambda: [m.state for m in server.call(server.scheduler.loaded)] == ["loading"], 20.0)
+        wait_for(lambda: [m.state for m in server.call(server.scheduler.loaded)] == ["ready"], 20.0)
 
 
 def test_the_server_stops_with_replies_in_flight_and_leaves_no_process(tmp_path):

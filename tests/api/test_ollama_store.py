@@ -52,7 +52,8 @@ def test_a_draft_is_listed_and_does_not_count_as_the_models_own(http):
     one = http.post("/api/show", json={"model": "user/mlx:int4"}).json()
     two = http.post("/api/show", json={"model": "drafted", "verbose": True}).json()
     assert one["model_info"]["general.parameter_count"] == two["model_info"]["general.parameter_count"]
-    assert "draft.fc.weight" in [tensor["name"] for tensor in two["tensors"]]
+    assert [tensor["name"] for tensor in two["draft"]["tensors"]] == ["draft.fc.weight"]
+    assert not any(tensor["name"].startswith("draft") for tensor in two["tensors"])
 
 
 @pytest.mark.parametrize("model", ["gguf", "user/mlx:int4", "USER/MLX:INT4"])
