@@ -14,7 +14,7 @@ import pytest
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.source import FolderSource
-from tests.helpers.embedding_server import BERT, wordpiece
+from tests.helpers.embedding_server import BERT, gemma_matrices, wordpiece
 from tests.helpers.live_server import LiveServer
 from tests.model.test_encoders_gguf import WORDS as WORDS_OF_GGUF
 
@@ -67,6 +67,15 @@ def test_one_text_is_a_list_of_one(http: httpx.Client) -> None:
     assert reply["prompt_eval_count"] == 4
     assert reply["total_duration"] > 0
     assert reply["model"] == "mean"
+
+
+def test_matrices_behind_the_pooling_are_applied(http: httpx.Client) -> None:
+    model: Any = load_model(Checkpoint.open(FolderSource(str(BERT.parent / "gemma3_encoder"))), mx.float32)
+    ids = wordpiece().encode("hello far world").ids
+    mean = np.array(model.encode(mx.array(ids), [len(ids)])).mean(axis=0)
+    first, second = gemma_matrices()
+    found = vectors(embed(http, "hello far world", model="gemma"))[0]
+    np.testing.assert_allclose(found, unit(second @ (first @ mean)), atol=1e-5)
 
 
 def test_the_first_tokens_state_is_taken_where_the_model_says_so(http: httpx.Client) -> None:

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from arriero.create.create import create
 from arriero.create.request import CreateRequest
+from arriero.formats.safetensors import write
 from tests.helpers.checkpoint_folder import write_folder
 from tests.helpers.live_server import LiveServer, live_server
 from tests.model.test_encoders_gguf import write as write_gguf
@@ -49,6 +51,37 @@ def encoder_folder(folder: Path, pooling: dict[str, Any]) -> Path:
     return folder
 
 
+def gemma_folder(folder: Path) -> Path:
+    """The tiny EmbeddingGemma with two matrices behind its pooling, each in a folder of its own."""
+    encoder_folder(folder, {"pooling_mode_mean_tokens": True})
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((BERT.parent / "gemma3_encoder" / name).read_bytes())
+    kinds = {
+        "": "Transformer",
+        "1_Pooling": "Pooling",
+        "2_Dense": "Dense",
+        "3_Dense": "Dense",
+        "4_Normalize": "Normalize",
+    }
+    modules = [
+        {"idx": i, "path": path, "type": f"sentence_transformers.models.{k}"}
+        for i, (path, k) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for index, matrix in enumerate(gemma_matrices()):
+        place = folder / f"{index + 2}_Dense"
+        place.mkdir()
+        config = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+        (place / "config.json").write_text(json.dumps(config))
+        write(place / "model.safetensors", {"linear.weight": matrix})
+    return folder
+
+
+def gemma_matrices() -> list[np.ndarray]:
+    chance = np.random.default_rng(4)
+    return [chance.normal(size=shape).astype(np.float32) for shape in ((64, 32), (32, 64))]
+
+
 def store(running: LiveServer, name: str, folder: Path) -> None:
     """Create a model of everything in a folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -66,6 +99,7 @@ def embedding_server(folder: Path) -> Iterator[LiveServer]:
         store(running, "mean", encoder_folder(folder / "mean", mean))
         store(running, "first", encoder_folder(folder / "first", {"pooling_mode": "cls"}))
         store(running, "strange", encoder_folder(folder / "strange", {"pooling_mode_max_tokens": True}))
+        store(running, "gemma", gemma_folder(folder / "gemma"))
         store(running, "llama", write_folder(folder / "llama"))
         write_gguf(folder / "bert.gguf", "bert", "bert", pooling_type=2)
         digest = running.store.blobs.ingest([(folder / "bert.gguf").read_bytes()]).digest

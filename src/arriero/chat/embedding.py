@@ -63,9 +63,19 @@ class EmbeddingRules:
                 if refused:
                     return cls(default, limit, refused)
                 default = pooling
+            elif kind == "Dense" and _is_matrix(files, f"{folder}/config.json"):
+                continue
             elif kind not in ("Transformer", "Normalize"):
                 return cls(default, limit, f"a layer of the kind {kind} stands behind its pooling")
         return cls(default, limit)
+
+
+def _is_matrix(files: TextFiles, name: str) -> bool:
+    """Whether a layer behind the pooling is one of EmbeddingGemma's, which is a matrix and nothing else."""
+    config = files.json(name)
+    names = files.json("config.json").get("architectures")
+    plain = str(config.get("activation_function", "")).endswith("Identity") and not config.get("bias")
+    return plain and isinstance(names, list) and "Gemma3TextModel" in names
 
 
 def _default(files: TextFiles) -> Pooling:

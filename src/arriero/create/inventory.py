@@ -57,11 +57,23 @@ def take_inventory(files: Mapping[str, Path]) -> Inventory:
     config = parsed["config.json"]
     if not isinstance(config, dict):
         raise InvalidRequest("config.json must hold a JSON object")
+    _check_matrices(documents, files, config)
     tensors = _indexed(files, weights) if INDEX in files else _plain(files, weights, names)
     tensors |= dense_modules({name: open_weights(name, files[name]) for name in weights if DENSE.fullmatch(name)})
     if not tensors:
         raise InvalidRequest(f"the model has no tensors; found {_some(names)}")
     return Inventory(tensors, config, documents, texts)
+
+
+def _check_matrices(documents: Mapping[str, Path], files: Mapping[str, Path], config: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for an EmbeddingGemma without a matrix behind its pooling that its modules name."""
+    if "Gemma3TextModel" not in (config.get("architectures") or ()):
+        return
+    for name in documents:
+        folder, found, _ = name.partition("_Dense/config.json")
+        weights = f"{folder}_Dense/model.safetensors"
+        if found and weights not in files:
+            raise InvalidRequest(f"{weights} is missing: without it the model's vectors would be others")
 
 
 def open_weights(name: str, path: Path) -> SafetensorsFile:

@@ -6,14 +6,15 @@ Layout: u64 little-endian header length, a JSON object, then the tensors' bytes 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -94,6 +95,13 @@ class SafetensorsFile:
         header, data_start = _header(self.path, self._bytes)
         self.metadata = _metadata(self.path, header.pop("__metadata__", {}))
         self.tensors = _spans(self.path, header, data_start, len(self._bytes))
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same file with some of its tensors under other names."""
+        found = copy.copy(self)
+        spans = (replace(span, name=names.get(name, name)) for name, span in self.tensors.items())
+        found.tensors = {span.name: span for span in spans}
+        return found
 
     def view(self, name: str) -> np.ndarray:
         """A read-only view of a tensor's bytes as its NumPy type (see `NUMPY`); KeyError for an unknown name."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from arriero.errors import CheckpointError
@@ -11,6 +13,9 @@ from arriero.formats.mapped import REPAIR, SHOWN
 from arriero.formats.safetensors import SafetensorsFile
 
 INDEX = "model.safetensors.index.json"
+
+DENSE = re.compile(r"(\d{1,3})_Dense/model\.safetensors")
+"""The matrices that sentence-transformers puts behind a pooling, each in a folder of its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +29,21 @@ def open_folder(folder: str | Path) -> dict[str, SafetensorsFile]:
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a folder with config.json and *.safetensors, found none")
-    return _indexed(folder) if (folder / INDEX).exists() else _plain(folder)
+    tensors = _indexed(folder) if (folder / INDEX).exists() else _plain(folder)
+    beside = {path.relative_to(folder).as_posix(): path for path in folder.glob("[0-9]*_Dense/model.safetensors")}
+    return tensors | dense_modules({name: SafetensorsFile(path) for name, path in beside.items()})
+
+
+def dense_modules(files: Mapping[str, SafetensorsFile]) -> dict[str, SafetensorsFile]:
+    """Tensor name → its file, for those of `files` that are matrices behind a pooling: `dense.0.weight` and so on."""
+    found = sorted(
+        ((int(match[1]), files[name]) for name in files if (match := DENSE.fullmatch(name))), key=lambda pair: pair[0]
+    )
+    tensors: dict[str, SafetensorsFile] = {}
+    for index, (_, file) in enumerate(found):
+        renamed = file.renamed({f"linear.{kind}": f"dense.{index}.{kind}" for kind in ("weight", "bias")})
+        tensors |= dict.fromkeys(renamed.tensors, renamed)
+    return tensors
 
 
 def _plain(folder: Path) -> dict[str, SafetensorsFile]:

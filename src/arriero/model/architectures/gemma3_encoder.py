@@ -169,10 +169,10 @@ class Model:
         self.norm = RMSNorm.load(checkpoint, f"{stem}norm", dtype, eps=shape.eps, width=shape.hidden, centred=True)
         self.ropes = {kind: Rope(rope, shape.head_dim) for kind, rope in config.ropes.items()}
         self.scale = shape.hidden**0.5
+        # Beside a network without a head they have its prefix.
+        matrices = [f"{prefix}dense.{index}" for index in range(2) for prefix in dict.fromkeys((stem, ""))]
         self.dense = [
-            Linear.load(checkpoint, f"dense.{index}", mx.float32, bias=False)
-            for index in range(2)
-            if f"dense.{index}.weight" in checkpoint
+            Linear.load(checkpoint, name, mx.float32, bias=False) for name in matrices if f"{name}.weight" in checkpoint
         ]
         self.facts = EncoderFacts(
             architecture=shape.architecture,

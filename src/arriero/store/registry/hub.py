@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _HOSTS = ("hf.co", "huggingface.co")
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q4_K_S", "Q5_K_M", "Q6_K", "F16", "BF16")
-_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model", "[0-9]*_*/config.json")
+_BESIDE = ("*.json", "chat_template.jinja", "tokenizer.model", "[0-9]*_*/config.json", "[0-9]*_Dense/model.safetensors")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _SMALL = 64 << 20
 """Bytes of the largest file that is read at once; the hub has no SHA-256 of files that it keeps in git."""
