@@ -174,10 +174,10 @@ def test_a_key_that_is_there_twice_is_refused(opened):
     ],
 )
 def test_a_hostile_length_is_refused_at_once(opened, hostile):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CheckpointError, match="damaged"):
         opened(gguf_bytes({"k": hostile}, {}))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("offset", [8, 16])
@@ -193,9 +193,9 @@ def test_a_large_vocabulary_opens_fast(opened):
     data = gguf_bytes({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": words}, {})
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         file = opened(data)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert file.metadata["tokenizer.ggml.tokens"] == words
     assert min(times) < 0.15
 
