@@ -1,6 +1,6 @@
 """What a grammar costs a token: computing the mask, the engine's own work on it, and applying it to the scores.
 
-    python bench/mask.py [--vocabulary 250000] [--tokens 400] [--model FOLDER]
+    python bench/mask.py [--vocabulary 250000] [--tokens 400] [--model FOLDER | FILE.gguf]
 
 Without a model the vocabulary is made up: bytes, and random words as a large vocabulary has them. A reply of each
 schema is drawn and followed; figures are medians and the slowest of a hundred, in microseconds.
@@ -27,7 +27,7 @@ from arriero.runner.messages import Grammar, SamplingOptions, Vocabulary
 from arriero.runner.sampling import Sampler
 from arriero.runner.sampling.constraint import Constraint
 from arriero.runner.sampling.grammar import Grammars
-from arriero.source import FolderSource
+from arriero.source import FolderSource, GGUFSource
 
 SCHEMAS = {
     "any object": {"type": "object"},
@@ -112,10 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=250_000)
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--model", help="a folder whose tokenizer gives the vocabulary")
+    parser.add_argument("--model", help="a folder or GGUF file whose tokenizer gives the vocabulary")
     asked = parser.parse_args()
     if asked.model:
-        tokens, special = Tokenizer.open(FolderSource(asked.model)).all_bytes()
+        gguf = asked.model.endswith(".gguf")
+        tokens, special = Tokenizer.open(GGUFSource((asked.model,)) if gguf else FolderSource(asked.model)).all_bytes()
         words = Vocabulary(tokens=tokens, special=special)
     else:
         words = vocabulary(asked.vocabulary)
