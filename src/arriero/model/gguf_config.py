@@ -330,7 +330,6 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> None:
     config["rope_theta"] = keys.number("rope.freq_base") or keys.number("rope.global.freq_base") or 1e6
     config["rope_local_base_freq"] = keys.number("rope.freq_base_swa") or keys.number("rope.local.freq_base") or 10000.0
 
-
     if _sees_both_ways(keys):
         config |= {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
 
