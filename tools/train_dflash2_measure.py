@@ -29,7 +29,7 @@ from arriero.chat.messages import Conversation, Message
 from arriero.chat.model_text import ModelText
 from arriero.model.contract import Draft, Model
 from arriero.runner.engine import Engine, Limits
-from arriero.runner.load import load
+from arriero.runner.load import Loaded, load
 from arriero.runner.messages import Finished, RunnerConfig, SamplingOptions, Submit, Tokens
 from arriero.runner.sampling import Sampler
 from arriero.runner.speculation.controller import EveryRound
@@ -221,6 +221,8 @@ def main() -> None:
         lambda _: None,
         find_draft=lambda checkpoint, model, dtype: open_draft(config, checkpoint, model, dtype),
     )
+    if not isinstance(loaded, Loaded):
+        raise SystemExit(f"{options.model} makes vectors, no text")
     text = ModelText.open(source)
     asked = QUESTIONS if options.asked is None else json.loads(options.asked.read_text("utf-8"))
     prompts = [prompt_of(text, question) for question in asked[: options.questions]]
