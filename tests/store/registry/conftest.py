@@ -49,10 +49,12 @@ class Puller:
         self.stop = threading.Event()
         self.limits = QUICK
 
-    def __call__(self, name: str = "a/b", report: Callable[[dict[str, Any]], None] | None = None) -> Any:
+    def __call__(
+        self, name: str = "a/b", report: Callable[[dict[str, Any]], None] | None = None, *, host: str = ""
+    ) -> Any:
         return pull(
             self.store,
-            Name.parse(f"{self.registry.host}/{name}"),
+            Name.parse(f"{host or self.registry.host}/{name}"),
             report or self.statuses.append,
             self.stop,
             key=Key(self.home),

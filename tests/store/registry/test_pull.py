@@ -4,9 +4,11 @@ import dataclasses
 import errno
 import os
 import random
+import socket
 import threading
 import time
 
+import httpx
 import pytest
 
 from arriero.errors import Cancelled, RegistryError, StoreError
@@ -195,6 +197,44 @@ def test_a_server_that_keeps_failing_is_given_up_with_its_own_words(registry, pu
     registry.failures = [503] * 1000
     with pytest.raises(RegistryError, match="answers 503: it failed; given up after 3 tries"):
         puller()
+
+
+def test_a_host_that_is_not_there_is_told_at_once(puller):
+    puller.limits = dataclasses.replace(puller.limits, tries=6, backoff=10.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        began = time.monotonic()
+        with pytest.raises(RegistryError, match=r"127\.0\.0\.1 cannot be reached: .*refused"):
+            puller(host=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert time.monotonic() - began < 5
+
+
+def test_a_name_that_means_no_host_is_told_at_once(puller, monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    puller.limits = dataclasses.replace(puller.limits, tries=6, backoff=10.0)
+    began = time.monotonic()
+    with pytest.raises(RegistryError, match=r"nowhere\.invalid cannot be reached: .*not known"):
+        puller(host="nowhere.invalid")
+    assert time.monotonic() - began < 5
+
+
+def test_a_host_that_answered_once_is_waited_for(registry, store, puller, monkeypatch):
+    registry.add("a/b:latest", {"model": BIG})
+    real, refused = httpx.HTTPTransport.handle_request, []
+
+    def handled(self, request):
+        if "blobs" in request.url.path and len(refused) < 2:
+            refused.append(request.url)
+            raise httpx.ConnectError("refused", request=request)
+        return real(self, request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handled)
+    puller()
+    assert len(refused) == 2
+    assert store.verify() == []
 
 
 def test_a_slow_connection_is_replaced(registry, store, puller):

@@ -51,10 +51,12 @@ class Client:
         self._token = token
         self._login = threading.Lock()
         self._aborted = False
+        self._reached = False
+        """Whether anything has answered yet: until then a connection that is not made is no passing failure."""
         self._sockets: set[socket.socket] = set()
         self._http = httpx.Client(
             headers={"User-Agent": f"arriero/{__version__}", "Accept-Encoding": "identity"},
-            timeout=httpx.Timeout(limits.stall, connect=min(30.0, limits.stall), pool=None),
+            timeout=httpx.Timeout(limits.stall, connect=min(10.0, limits.stall), pool=None),
             limits=httpx.Limits(max_connections=2 * limits.streams + 4, max_keepalive_connections=limits.streams),
         )
 
@@ -134,12 +136,16 @@ class Client:
 
     @contextmanager
     def _sent(self, request: httpx.Request) -> Iterator[httpx.Response]:
-        """A reply that is closed in the end; failures of the connection are Temporary, or Cancelled once aborted."""
+        """A reply that is closed in the end; failures of the connection are Temporary, or Cancelled once aborted.
+
+        RegistryError when there is no connection to begin with: offline, or a host that is not there.
+        """
         connection: socket.socket | None = None
         try:
             if self._aborted:
                 raise Cancelled("the transfer was given up")
             response = self._http.send(request, stream=True)
+            self._reached = True
             try:
                 connection = response.extensions["network_stream"].get_extra_info("socket")
                 if connection is not None:
@@ -155,8 +161,11 @@ class Client:
             if self._aborted:
                 raise Cancelled("the transfer was given up") from None
             what = str(error) or type(error).__name__
+            unmade = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if isinstance(error, httpx.TimeoutException):
-                what = f"nothing came for {self.limits.stall:g} s"
+                what = f"nothing came for {request.extensions['timeout']['connect' if unmade else 'read']:g} s"
+            if unmade and not self._reached:
+                raise RegistryError(f"{request.url.host} cannot be reached: {what}") from None
             raise Temporary(f"the connection to {request.url.host} failed: {what}") from None
 
     def _refusal(self, response: httpx.Response, url: httpx.URL) -> RegistryError | NotFound:
