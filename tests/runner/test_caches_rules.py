@@ -272,3 +272,39 @@ def test_going_back_gives_up_on_captures_that_were_not_crossed_and_keeps_those_t
     crossed, missed = cache.take()
     assert missed is None
     kind.check_snapshot(crossed, [*stream, *range(10), *range(5)])
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_what_a_kernel_writes_into_the_buffers_themselves_is_read_after_it_was_written(window):
+    cache = KVCache(1, 2, 2, mx.float32) if window is None else SlidingCache(1, 2, 2, mx.float32, window)
+    cache.append(*numbered(0, 3))
+    keys, values, base = cache.reserve_in_place(2)
+    assert base == 0
+    new = numbered(3, 2)
+    mx.eval(keys, values, new)
+    written = mx.zeros(1)
+    cache.commit_in_place(2, written)
+    for buffer, update in zip((keys, values), new, strict=True):
+        np.asarray(buffer)[:, :, 3:5] = np.asarray(update)
+    assert cache.offset == 5
+    again, _, _ = cache.reserve_in_place(1)
+    assert again is keys
+    assert column(cache.range(0, 5)[0]) == positions(0, 5)
+    # From here on the buffers are arrays of their own, which are computed after the write.
+    assert cache.state()[0] is not keys
+    assert cache.rewind(4)
+    held, _, first = cache.append(*numbered(4, 2))
+    assert column(held) == positions(first, 6)
+
+
+def test_a_capture_is_taken_as_a_write_in_place_crosses_its_offset():
+    cache = KVCache(1, 2, 2, mx.float32)
+    cache.append(*numbered(0, 2))
+    cache.plan([3])
+    keys, values, _ = cache.reserve_in_place(1)
+    mx.eval(keys, values)
+    for buffer, update in zip((keys, values), numbered(2, 1), strict=True):
+        np.asarray(buffer)[:, :, 2:3] = np.asarray(update)
+    cache.commit_in_place(1, mx.zeros(1))
+    (captured,) = cache.take()
+    assert column(captured.arrays()[0]) == positions(2, 3)

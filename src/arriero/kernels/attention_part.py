@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from arriero.kernels.append import append
 from arriero.kernels.attention import attention
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
+from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
 from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import rope
@@ -46,6 +46,8 @@ class AttentionPart:
     key_norm: Norm | None = None
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+    following: Callable[[], Ahead | None] = nothing
+    """Gives what the part behind it reads first: GPUs can fetch that beforehand."""
     _cuda_shape: cuda.Shape | None = None
     _operands: list[Operand | None] = field(default_factory=list)
 
@@ -82,6 +84,10 @@ class AttentionPart:
         """Whether the CUDA kernel has this form of attention."""
         turned = angles is not None and self.interleaved
         return not turned and cuda.takes(self._shape, lengths, buffers, angles, [self.query_norm, self.key_norm])
+
+    def first(self) -> Ahead | None:
+        """What its first product reads, for who comes before it."""
+        return Ahead.of(self._operands[0]) if self._shape else None
 
     @property
     def _shape(self) -> cuda.Shape:
@@ -124,8 +130,9 @@ class AttentionPart:
             query_norm=self.query_norm,
             key_norm=self.key_norm,
             memo=memo,
+            ahead=Ahead.of(last),
         )
-        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        y = multiply(gpu, y, last, ahead=self.following()).y if fits(last, gpu, x.shape[0]) else self.out(y)
         return y if self.after is None else rms_norm(y, *self.after), filled
 
     def graph(

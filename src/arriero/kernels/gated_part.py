@@ -3,7 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.activation import Activation, gated
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
+from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
 from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 
@@ -30,6 +30,8 @@ class GatedPart:
     activation: Activation
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+    following: Callable[[], Ahead | None] = nothing
+    """Gives what the part behind it reads first: GPUs can fetch that beforehand."""
     _operands: list[Operand | None] | None = None
 
     def __call__(self, x: mx.array, branch: mx.array) -> mx.array:
@@ -47,21 +49,29 @@ class GatedPart:
 
     def _cuda(self, gpu: Gpu, x: mx.array, branch: mx.array) -> mx.array | None:
         """The same in two launches for few tokens of a packed network; None for others."""
-        if self._operands is None:
-            self._operands = [matrix.operand() for matrix in (*self.gate_up, self.down)]
-        *first, down = self._operands
+        *first, down = self._cuda_operands()
         count, joined = x.shape[0], len(first) == 1
         few = [operand for operand in first if fits(operand, gpu, count, gated=joined)]
         if len(few) < len(first) or not fits(down, gpu, count):
             return None
-        made = multiply(gpu, x, few[0], branch=branch, norm=self.before, activation=self.activation if joined else None)
+        together = self.activation if joined else None
+        made = multiply(gpu, x, few[0], branch=branch, norm=self.before, activation=together, ahead=Ahead.of(down))
         if joined:
             inner = made.y
         else:
             inner = gated(self.activation, made.y, multiply(gpu, made.x, few[1], norm=self.before).y)
         if self.after is None:
-            return multiply(gpu, inner, down, residual=made.x).y
-        return made.x + rms_norm(multiply(gpu, inner, down).y, *self.after)
+            return multiply(gpu, inner, down, residual=made.x, ahead=self.following()).y
+        return made.x + rms_norm(multiply(gpu, inner, down, ahead=self.following()).y, *self.after)
+
+    def first(self) -> Ahead | None:
+        """What its first product reads, for who comes before it."""
+        return Ahead.of(self._cuda_operands()[0], gated=len(self.gate_up) == 1)
+
+    def _cuda_operands(self) -> list[Operand | None]:
+        if self._operands is None:
+            self._operands = [matrix.operand() for matrix in (*self.gate_up, self.down)]
+        return self._operands
 
     def graph(self, x: mx.array, branch: mx.array) -> mx.array:
         """The same, one operation after another."""

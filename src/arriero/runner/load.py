@@ -13,7 +13,7 @@ from itertools import chain
 import mlx.core as mx
 
 from arriero.errors import LoadError
-from arriero.kernels.device import native, on_cpu
+from arriero.kernels.device import cuda, native, on_cpu
 from arriero.model.architectures import encodes, load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Draft, Encoder, Model
@@ -135,12 +135,19 @@ def warm_up(engine: Engine) -> None:
     if length < 1:
         raise LoadError(f"a context of {engine.limits.context_length} tokens is too short to answer anything")
     tokens = [i % engine.model.facts.vocab_size for i in range(length)]
-    engine.submit(Submit(id="warm-up", tokens=tokens, max_tokens=4, stop_tokens=[], sampling=SamplingOptions(seed=0)))
-    while engine.busy:
-        engine.step()
-    for message in engine.drain():
-        if isinstance(message, Failed):
-            raise LoadError(f"the model is loaded but cannot answer: {message.message}")
+    # On NVIDIA GPUs several rows have kernels of their own, which take the compiler seconds the first time.
+    for rows in (1, 2) if cuda() is not None and engine.limits.max_rows > 1 else (1,):
+        for row in range(rows):
+            engine.submit(
+                Submit(
+                    id=f"warm-up {row}", tokens=tokens, max_tokens=4, stop_tokens=[], sampling=SamplingOptions(seed=0)
+                )
+            )
+        while engine.busy:
+            engine.step()
+        for message in engine.drain():
+            if isinstance(message, Failed):
+                raise LoadError(f"the model is loaded but cannot answer: {message.message}")
 
 
 def warm_up_encoder(engine: EncoderEngine) -> None:

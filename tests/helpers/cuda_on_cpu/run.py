@@ -62,7 +62,7 @@ def _built(
     (folder / "kernel.cpp").write_text(_source(kernel, types, template), encoding="utf-8")
     library = folder / "kernel.so"
     subprocess.run(
-        [found, "-O1", "-std=c++20", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"],
+        [found, "-O0", "-std=c++20", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"],
         cwd=folder,
         check=True,
     )

@@ -16,6 +16,9 @@ from arriero.settings import Settings
 if TYPE_CHECKING:
     from arriero.bench.compared import Comparison
 
+GPU = "gpu"
+"""In the place of a model: the kernels of this machine's GPU. A model of that name is `gpu:latest`."""
+
 _SPEED_OPTIONS = ("prompts", "tokens", "parallels", "runs")
 _QUALITY_OPTIONS = ("text", "most", "window", "dtype", "plot")
 
@@ -63,8 +66,16 @@ def bench(
 
     With --quality: perplexity, divergence of each token's distribution and error of the weights of MODEL against
     REFERENCE, in this process, without the server. Both are stored models, folders or GGUF files.
+
+    `arriero bench gpu [SHAPE …]` measures the kernels on this machine's NVIDIA GPU beside plain MLX, and whole models
+    of these published shapes (Qwen3-8B, Qwen3-30B-A3B) with random weights.
     """
-    _refuse_others(ctx, _SPEED_OPTIONS if quality else _QUALITY_OPTIONS, quality)
+    if models[0] == GPU:
+        _refuse_others(ctx, (*_SPEED_OPTIONS, *_QUALITY_OPTIONS, "quality"), "goes without gpu")
+        _gpu(models[1:], as_json)
+        return
+    wrong = "goes without --quality" if quality else "belongs to --quality"
+    _refuse_others(ctx, _SPEED_OPTIONS if quality else _QUALITY_OPTIONS, wrong)
     if not quality:
         if len(models) != 1:
             raise click.UsageError(f"speed is measured of one model, {len(models)} were given (two need --quality)")
@@ -76,12 +87,11 @@ def bench(
     click.echo(json.dumps(found.to_json(), indent=2) if as_json else render(found))
 
 
-def _refuse_others(ctx: click.Context, names: tuple[str, ...], quality: bool) -> None:
+def _refuse_others(ctx: click.Context, names: tuple[str, ...], what: str) -> None:
     """No option is without effect."""
     given = [name for name in names if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
         flags = {p.name: p.opts[-1] for p in ctx.command.params}
-        what = "goes without --quality" if quality else "belongs to --quality"
         raise click.UsageError(f"{flags[given[0]]} {what}")
 
 
@@ -113,6 +123,39 @@ def _speed(
     ]
     header = ("PROMPT", "PARALLEL", "PREFILL TOK/S", "DECODE TOK/S", "TOTAL TOK/S", "FIRST TOKEN", "SPREAD")
     click.echo(human.table(header, rows))
+
+
+def _gpu(shapes: tuple[str, ...], as_json: bool) -> None:
+    from arriero.bench.gpu import Report, measure
+
+    def show(report: Report) -> None:
+        click.echo(f"copy {report.copy / 1e9:.0f} GB/s, bfloat16 products {report.products / 1e12:.0f} TFLOP/s\n")
+        kernels = [
+            (
+                k.operation,
+                k.shape,
+                str(k.rows),
+                f"{1e6 * k.seconds:.1f} µs",
+                f"{k.rate / (1e9 if k.unit == 'GB/s' else 1e12):.0f} {k.unit}",
+                f"{100 * k.share:.0f} %",
+                "" if k.plain_seconds is None else f"× {k.plain_seconds / k.seconds:.1f}",
+            )
+            for k in report.kernels
+        ]
+        click.echo(human.table(("KERNEL", "SHAPE", "ROWS", "TIME", "RATE", "SHARE", "PLAIN MLX"), kernels))
+        for name, found in report.models.items():
+            rows = [
+                (str(d.rows), str(d.context), f"{d.prefill:.0f}", f"{1000 * d.step:.2f} ms", f"{d.total:.0f}")
+                for d in found
+            ]
+            click.echo(f"\n{name}")
+            click.echo(human.table(("ROWS", "PROMPT", "PREFILL TOK/S", "STEP", "TOTAL TOK/S"), rows))
+
+    report = measure(shapes, lambda what: click.echo(what, err=True))
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show(report)
 
 
 def _compare(

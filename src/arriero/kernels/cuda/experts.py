@@ -7,7 +7,17 @@ from functools import cache
 import mlx.core as mx
 
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Geometry, Operand, depth_of, kernel, template
+from arriero.kernels.cuda.product import (
+    ACTIVATIONS,
+    TILE,
+    Activation,
+    Geometry,
+    Operand,
+    ahead_template,
+    depth_of,
+    kernel,
+    template,
+)
 
 BUCKETS = (1, 8, 16, 64, 128)
 """Rows of x that kernels are compiled for: all of them lie in shared memory."""
@@ -73,6 +83,7 @@ def multiply(
             "EPS_BITS": 0,
             "EXPERTS": True,
             "SHARED_BY": shared_by,
+            **ahead_template(None),
         },
         blocks=(gpu.multiprocessors * resident, 1, 1),
         shapes=[(*indices.shape, width)],

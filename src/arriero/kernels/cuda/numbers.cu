@@ -61,4 +61,19 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
+// Asks for this block's part of `bytes` bytes to be brought into the L2 cache; one warp calls it.
+__device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
+  const u32 piece = 2048, share = (bytes / blocks + piece - 1) / piece * piece;
+  const u32 first = block * share, end = min(first + share, bytes);
+  for (u32 at = first + (threadIdx.x & 31) * piece; at < end; at += 32 * piece) {
+    const char* p = (const char*)from + at;
+    u32 n = min(piece, end - at) & ~15u;
+#if __CUDA_ARCH__ >= 900
+    if (n) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n) : "memory");
+#else
+    for (u32 i = 0; i < n; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + i));
+#endif
+  }
+}
+
 }  // namespace arriero

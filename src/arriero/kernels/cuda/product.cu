@@ -31,6 +31,9 @@ struct Extras {
   const void* bias;       // added to the result, [N]
   const void* residual;   // added to the result, [rows, N]
   const u32* experts;     // of each pair
+  const void* ahead;      // the matrix of the product that comes next
+  u32 ahead_bytes;        // of it that are brought into the L2 cache, from its beginning,
+  u64 ahead_second;       // and again from here, where gate and up are multiplied side by side
 };
 
 template <int MODE, int GROUP, int N, int K, int ROWS, int ACTIVATION, int DEPTH, int TILES, int BUFFERS, bool NORM,
@@ -215,6 +218,11 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
       }
     }
 
+    // This block has asked for all that it reads: the memory is free for what the next kernel will ask for.
+    if (extra.ahead && step + 1 == mine && warp == WARPS - 1) {
+      prefetch(extra.ahead, extra.ahead_bytes, block, grid);
+      if (extra.ahead_second) prefetch((const char*)extra.ahead + extra.ahead_second, extra.ahead_bytes, block, grid);
+    }
     float* buffer = sums + (BUFFERS == 2 ? (step & 1) : 0) * WARPS * HALVES * TILES * 128;
 #pragma unroll
     for (int r = 0; r < TILES; ++r)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,8 @@ from arriero.kernels.cuda.formats import FORMATS, Format
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.source import Kernel, argument
 
+log = logging.getLogger(__name__)
+
 WARPS = 16
 TILE = 16
 """Rows of W in one tile."""
@@ -20,6 +24,12 @@ BUCKETS = (1, 8, 16)
 """Rows of x that kernels are compiled for; fewer are padded with zeros in shared memory."""
 FEW = 32
 """The most rows that are multiplied this way, by several launches: from then on decoding the matrix once pays."""
+
+AHEAD = "ARRIERO_CUDA_AHEAD"
+"""The setting: MB of the next matrix that a kernel brings into the L2 cache as it ends. Off by default, because what it
+gains has not been measured; the results are the same bits."""
+
+MOST_AHEAD = 64
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 ACTIVATIONS: dict[str | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
@@ -84,6 +94,51 @@ def _factors(global_scale: mx.array, count: int) -> mx.array:
         mx.eval(made)
         _FACTORS[key] = (global_scale, made)
     return _FACTORS[key][1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ahead:
+    """A part of a matrix that the next kernel will read: what of it is worth bringing into the L2 cache beforehand."""
+
+    w: mx.array
+    bytes: int
+    """From the beginning of each part."""
+    second: int
+    """Where the second part begins; 0 for none."""
+
+    @classmethod
+    def of(cls, matrix: Operand | None, *, gated: bool = False) -> Ahead | None:
+        """The first rows of a matrix, or of gate's and of up's halves; None for a bank, whose experts nobody knows."""
+        most = _ahead_bytes(os.environ.get(AHEAD, ""))
+        if matrix is None or matrix.experts or not most:
+            return None
+        size = matrix.w.nbytes
+        if gated:
+            return cls(matrix.w, min(most, size) // 2 // 16 * 16, size // 2)
+        return cls(matrix.w, min(most, size), 0)
+
+
+@cache
+def _ahead_bytes(setting: str) -> int:
+    """Bytes by the setting's text; 0, with a warning, for what is no whole number of MB up to `MOST_AHEAD`."""
+    if not setting.strip():
+        return 0
+    if not setting.strip().isdecimal() or int(setting) > MOST_AHEAD:
+        log.warning("%s=%s is not a number of MB from 0 to %d; 0 is used", AHEAD, setting, MOST_AHEAD)
+        return 0
+    return int(setting) << 20
+
+
+def nothing() -> Ahead | None:
+    """What comes next where nobody has said it."""
+    return None
+
+
+def ahead_template(ahead: Ahead | None) -> dict[str, int | bool]:
+    """What it decides of a kernel's template."""
+    if ahead is None:
+        return {"AHEAD_BYTES": 0, "AHEAD_SECOND": 0}
+    return {"AHEAD_BYTES": ahead.bytes, "AHEAD_SECOND": ahead.second}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +213,12 @@ def multiply(
     norm: Norm | None = None,
     activation: Activation | None = None,
     residual: mx.array | None = None,
+    ahead: Ahead | None = None,
 ) -> Product:
     """`norm(x + branch) @ Wᵀ (+ bias) (+ residual)` for bfloat16 rows x `[T, columns]` that `fits` accepted.
 
-    With an activation W's rows are those of gate and of up, and y is `activation(gate) · up`. y is bfloat16.
+    With an activation W's rows are those of gate and of up, and y is `activation(gate) · up`. y is bfloat16. What is
+    `ahead` is brought into the L2 cache as this product ends.
     """
     count = x.shape[0]
     gated = activation is not None
@@ -180,6 +237,7 @@ def multiply(
                 activation,
                 residual if alone or residual is None else residual[part],
                 most,
+                ahead,
             )
         )
     if len(parts) == 1:
@@ -195,6 +253,7 @@ OPTIONAL = {
     "bias": "BIAS",
     "residual": "RESIDUAL",
     "chosen": "CHOSEN",
+    "ahead": "AHEAD",
 }
 """Arguments that a product may lack, and the names that its body uses for them."""
 
@@ -234,6 +293,7 @@ def _launch(
     activation: Activation | None,
     residual: mx.array | None,
     bucket: int,
+    ahead: Ahead | None,
 ) -> Product:
     count, gated = x.shape[0], activation is not None
     # All launches of one product share a kernel but the last, which may need fewer rows.
@@ -246,6 +306,7 @@ def _launch(
         "factors": matrix.factors,
         "bias": matrix.bias,
         "residual": residual,
+        "ahead": None if ahead is None else ahead.w,
     }
     present = {name: array for name, array in extras.items() if array is not None}
     width = matrix.rows // 2 if gated else matrix.rows
@@ -263,6 +324,7 @@ def _launch(
             "EPS_BITS": 0 if norm is None else bits_of(norm[1]),
             "EXPERTS": False,
             "SHARED_BY": 1,
+            **ahead_template(ahead),
         },
         blocks=(gpu.multiprocessors, 1, 1),
         shapes=shapes,

@@ -100,7 +100,8 @@ class Replay:
         caches: list[list[LinearCache]] = [batch.caches(slot) for slot in slots]
         # Room is made first, so that the form is that of the buffers as they will be.
         buffers = [
-            [cache.reserve(span.length) for span, cache in zip(batch.spans, of_slot, strict=True)] for of_slot in caches
+            [cache.reserve_in_place(span.length) for span, cache in zip(batch.spans, of_slot, strict=True)]
+            for of_slot in caches
         ]
         form = _form(batch, buffers)
         seen = self._forms.get(form)
@@ -124,11 +125,9 @@ class Replay:
         taps = rest.pop(0) if batch.taps else None
         after = [span.position + span.length for span in batch.spans]
         self._next = _Places(form, after, rest) if rest else None
-        for of_slot, held_by in zip(caches, buffers, strict=True):
-            # By slots: MLX's cost of an operation grows with the square of its outputs.
-            filled = iter(mx.depends([part for b in held_by for part in b[:2]], [final]))
+        for of_slot in caches:
             for span, cache in zip(batch.spans, of_slot, strict=True):
-                cache.commit(next(filled), next(filled), span.length)
+                cache.commit_in_place(span.length, final)
         return Hidden(final, taps)
 
     def _first(self, form: Form, batch: Batch) -> Hidden:

@@ -46,6 +46,8 @@ class LinearCache(ABC):
         self._base = 0
         self._capacity = 0
         self._offset = 0
+        self._written: mx.array | None = None
+        """What is computed once writes into the buffers' own memory have happened (`commit_in_place`)."""
         self._schedule = Schedule()
         self._lazy: dict[int, weakref.ref[RangeSnapshot]] = {}
 
@@ -65,6 +67,7 @@ class LinearCache(ABC):
         return self._keys.nbytes + self._values.nbytes
 
     def state(self) -> list[mx.array]:
+        self._settle()
         return [] if self._keys is None or self._values is None else [self._keys, self._values]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, int]:
@@ -88,10 +91,31 @@ class LinearCache(ABC):
         For a kernel that writes keys and values itself: it hands what it made of the buffers to `commit`, and nobody
         uses these arrays afterwards.
         """
+        self._settle()
+        return self.reserve_in_place(length)
+
+    def reserve_in_place(self, length: int) -> tuple[mx.array, mx.array, int]:
+        """As `reserve`, for a kernel that writes into the buffers' own memory and is launched after the one before."""
         self._make_room(self._offset, self._offset + length)
         assert self._keys is not None
         assert self._values is not None
         return self._keys, self._values, self._base
+
+    def commit_in_place(self, length: int, written: mx.array) -> None:
+        """Say that computing `written` writes `length` more positions into the buffers of `reserve_in_place`.
+
+        Whoever reads the buffers next gets arrays that depend on it.
+        """
+        self._written = written
+        self._offset += length
+        if self._schedule:
+            self._schedule.cross(self._offset, self._capture)
+
+    def _settle(self) -> None:
+        """Have the buffers depend on what was written into them."""
+        if self._written is not None and self._keys is not None and self._values is not None:
+            self._keys, self._values = mx.depends([self._keys, self._values], [self._written])
+        self._written = None
 
     def commit(self, keys: mx.array, values: mx.array, length: int) -> None:
         """Take over the buffers of `reserve` with `length` more positions in them."""
@@ -109,6 +133,7 @@ class LinearCache(ABC):
 
     def range(self, start: int, end: int) -> tuple[mx.array, mx.array]:
         """Views of the live buffers over positions `[start, end)`."""
+        self._settle()
         if self._keys is None or self._values is None:
             shape = (1, self._kv_heads, 0)
             return mx.zeros((*shape, self._key_dim), self._dtype), mx.zeros((*shape, self._value_dim), self._dtype)
@@ -178,6 +203,7 @@ class LinearCache(ABC):
 
     def _write(self, keys: mx.array, values: mx.array, start: int, end: int) -> None:
         """Put positions `[start, end)` into the buffers, after copying out what that overwrites; sets the offset."""
+        self._settle()
         self._make_room(start, end)
         assert self._keys is not None
         assert self._values is not None
@@ -226,7 +252,7 @@ class LinearCache(ABC):
         """Back to an empty cache; lazy snapshots are copied out first."""
         while lazy := self._lazy_snapshots():
             self.copy_out(lazy)
-        self._keys = self._values = None
+        self._keys = self._values = self._written = None
         self._base = self._capacity = self._offset = 0
 
     def _check(self, keys: mx.array, values: mx.array, length: int) -> None:
