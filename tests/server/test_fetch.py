@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from arriero.server.fetch import Fetcher, FetchError, is_public
+from arriero.server import fetch
+from arriero.server.fetch import Fetcher, FetchError, is_elsewhere, is_public
 
 DATA = b"\x89PNG" + bytes(range(256))
 
@@ -99,6 +100,7 @@ def fetcher(names: Names, **changes: Any) -> Fetcher:
         *("255.255.255.255", "224.0.0.1", "192.0.2.1", "198.18.0.1", "240.0.0.1"),
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1"),
+        *("192.0.0.192", "168.63.129.16", "192.88.99.1", "::ffff:168.63.129.16", "fec0::1", "3fff::1"),
         *("64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1", "2002:7f00:1::", "2002:a00:1::1", "2001:0:1::1"),
     ],
 )
@@ -111,6 +113,18 @@ def test_an_address_that_is_not_public_is_told(address: str) -> None:
 )
 def test_a_public_address_is_told(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
+
+
+def test_a_public_address_of_this_machine_itself_is_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "own_addresses", lambda: frozenset(("8.8.8.8", "2606:4700:4700::1111")))
+    asked = ["8.8.8.8", "::ffff:8.8.8.8", "2606:4700:4700:0::1111", "8.8.4.4", "127.0.0.1"]
+    assert [is_elsewhere(ipaddress.ip_address(one)) for one in asked] == [False, False, False, True, False]
+
+
+async def test_a_server_fetches_nothing_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "own_addresses", lambda: frozenset(("8.8.8.8",)))
+    with pytest.raises(FetchError, match="not on the public internet, or this machine"):
+        await Fetcher().fetch("http://8.8.8.8/a.png", 1000)
 
 
 @pytest.mark.parametrize(

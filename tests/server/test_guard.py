@@ -38,7 +38,10 @@ async def test_pages_of_this_machine_are_allowed_and_told_so(origin):
 )
 async def test_other_pages_get_403(origin):
     async with client() as http:
-        assert (await http.get("/", headers={"Origin": origin})).status_code == 403
+        refused = await http.get("/", headers={"Origin": origin})
+        assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+        assert repr(origin) in refused.json()["error"]
+        assert "ARRIERO_ORIGINS" in refused.json()["error"]
         preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         assert (await http.options("/", headers=preflight)).status_code == 403
 
@@ -80,6 +83,12 @@ async def test_a_preflight_is_answered_with_the_allowed_headers():
 async def test_on_loopback_only_hosts_of_this_machine_are_served(host, status):
     async with client() as http:
         assert (await http.get("/", headers={"Host": host})).status_code == status
+
+
+async def test_a_refused_host_is_told_why_in_the_shape_of_its_api():
+    async with client(host="evil.example") as http:
+        assert "'evil.example' is not a name of this machine" in (await http.get("/api/tags")).json()["error"]
+        assert (await http.post("/v1/messages")).json()["error"]["type"] == "permission_error"
 
 
 async def test_when_listening_everywhere_the_host_is_not_checked():

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import httpx
 
 from arriero.errors import InvalidRequest
+from arriero.server.guard import own_addresses
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,19 @@ _KINDS = ("image/", "application/octet-stream", "binary/octet-stream")
 _SHOWN = 120
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_INNER = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",  # a cloud's machines reach its host by it, on every network of theirs
+            "192.0.0.0/24",  # protocol assignments, and a cloud's metadata at .192
+            "192.88.99.0/24",
+            "3fff::/20",
+            "fec0::/10",  # what came before fc00::/7; networks that still have it route it
+        ),
+    )
+)
+"""Networks that Python's `is_global`, which differs from version to version, takes for public ones."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -48,7 +62,15 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+    if any(address in network for network in _INNER):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def is_elsewhere(address: Address) -> bool:
+    """Whether an address is public and not this machine's own: what listens on that may be behind a firewall."""
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return is_public(address) and str(plain) not in own_addresses()
 
 
 async def look_up(host: str, port: int) -> list[str]:
@@ -64,7 +86,7 @@ class Fetcher:
         self,
         *,
         resolve: Resolve = look_up,
-        allowed: Callable[[Address], bool] = is_public,
+        allowed: Callable[[Address], bool] = is_elsewhere,
         ports: frozenset[int] | None = _PORTS,
         seconds: float = SECONDS,
         trust: ssl.SSLContext | None = None,
@@ -147,7 +169,9 @@ class Fetcher:
         except (OSError, UnicodeError, ValueError) as error:
             raise FetchError(f"{shown(url)}: the host has no address ({error})") from None
         if not found or not all(map(self._allowed, found)):
-            raise FetchError(f"{shown(url)}: the host is not on the public internet, so nothing is fetched from it")
+            raise FetchError(
+                f"{shown(url)}: the host is not on the public internet, or this machine, so nothing is fetched from it"
+            )
         return found
 
     def _context(self) -> ssl.SSLContext:

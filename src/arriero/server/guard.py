@@ -17,6 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from arriero.errors import Forbidden
+from arriero.server.errors import scoped_error
+
 log = logging.getLogger(__name__)
 
 _SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
@@ -71,7 +74,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _own_addresses() -> frozenset[str]:
+def own_addresses() -> frozenset[str]:
+    """The addresses of this machine's interfaces."""
     families = (socket.AF_INET, socket.AF_INET6)
     return frozenset(
         address.address.partition("%")[0]
@@ -99,7 +103,7 @@ class Guard:
         self.origins = origins
         self.check_host = is_loopback(listen_host)
         self.own_name = socket.gethostname()
-        self.own_addresses = _own_addresses() if self.check_host else frozenset()
+        self.own_addresses = own_addresses() if self.check_host else frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer it."""
@@ -110,12 +114,17 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self.check_host and not host_allowed(host, own_name=self.own_name, own_addresses=self.own_addresses):
             log.warning("refused a request for host %r: the server listens on loopback only", host)
-            await Response(status_code=403)(scope, receive, send)
+            refusal = Forbidden(
+                f"{host!r:.80} is not a name of this machine, and the server listens on loopback only: use localhost, "
+                "or let the proxy in between send 'Host: localhost'"
+            )
+            await scoped_error(scope, refusal)(scope, receive, send)
             return
         foreign = bool(origin) and origin != f"{scope['scheme']}://{host}"
         if foreign and not self.origins.allow(origin):
             log.warning("refused origin %r; ARRIERO_ORIGINS adds origins", origin)
-            await Response(status_code=403)(scope, receive, send)
+            refusal = Forbidden(f"pages of {origin!r:.80} may not call this server: ARRIERO_ORIGINS adds origins")
+            await scoped_error(scope, refusal)(scope, receive, send)
             return
         if scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=self._preflight(origin, headers))(scope, receive, send)
