@@ -146,3 +146,13 @@ def test_images_in_the_results_of_tools_are_fetched(seeing: Seeing, pictures: Pi
     }
     seeing.http.post("/v1/messages", json=body)
     assert pictures.asked == [HERE]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_parts_inside_parts_without_end_are_a_400(seeing: Seeing, path: str) -> None:
+    part: Any = TEXT
+    for _ in range(300):
+        part = {"content": [part]}
+    turns = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": [part]}]}
+    reply = seeing.http.post(path, json={"model": "seeing", "max_tokens": 12} | turns)
+    assert (reply.status_code, "type must be a string" in reply.text) == (400, True)

@@ -120,6 +120,12 @@ def test_a_kept_response_is_continued(client: openai.OpenAI) -> None:
     assert [item.content[0].text for item in items] == [say("one"), "one", say("two"), "two", say("three")]
 
 
+@pytest.mark.parametrize("name", [{"a": 1}, [1], 7])
+def test_a_response_whose_input_had_an_odd_id_is_continued(client: openai.OpenAI, name: object) -> None:
+    first = create(client, input=[{"role": "user", "content": say("one"), "id": name}])
+    assert create(client, input=say("two"), previous_response_id=first.id).output_text == "two"
+
+
 def test_a_stream_is_kept_before_its_last_event(client: openai.OpenAI) -> None:
     for event in create(client, stream=True):
         if event.type == "response.completed":
@@ -219,6 +225,7 @@ def test_a_long_conversation_is_cut_only_on_demand(client: openai.OpenAI) -> Non
         ({"input": [{"content": "x"}]}, "missing required 'type'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input_file"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "no item has the id 'msg_1'"),
+        ({"input": [{"type": "item_reference", "id": {"of": [1]}}]}, "no item has the id"),
         ({"include": ["everything"]}, "include"),
         ({"truncation": "some"}, "truncation"),
         ({"background": True}, "background is not supported"),

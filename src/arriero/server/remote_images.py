@@ -17,6 +17,8 @@ from arriero.server.services import Services
 
 MOST = 32
 """Addresses of one request."""
+_DEPTH = 8
+"""Lists and objects around an image: contents, a message's parts, a tool's result and its parts, and some to spare."""
 
 
 def is_address(text: Any) -> bool:
@@ -60,10 +62,12 @@ async def with_images(services: Services, name: str, value: Any) -> Any:
     return _changed(value, lambda address: found.get(address, address)) if found else value
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def _changed(value: Any, change: Callable[[str], str], depth: int = _DEPTH) -> Any:
     """A copy in which every image's address has gone through `change`, which gives it back or base64 for it."""
+    if depth == 0:
+        return value
     if isinstance(value, list):
-        return [_changed(item, change) for item in value]
+        return [_changed(item, change, depth - 1) for item in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("type")
@@ -80,7 +84,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
         if data == source["url"]:
             return value
         return value | {"source": {"type": "base64", "media_type": "image/png", "data": data}}
-    return value | {key: _changed(value[key], change) for key in ("content", "output") if key in value}
+    return value | {key: _changed(value[key], change, depth - 1) for key in ("content", "output") if key in value}
 
 
 def _as_url(address: str, change: Callable[[str], str]) -> str:

@@ -143,16 +143,17 @@ def _history(store: ResponsesStore, asked: ResponseRequest) -> list[Item]:
         except NotFound as error:
             raise InvalidRequest(f"previous_response_id: {error}") from None
         before = [*kept.input, *kept.response["output"]]
-    by_id = {item["id"]: item for item in before if item.get("id")}
+    by_id = {item["id"]: item for item in before if isinstance(item.get("id"), str)}
     return before + [_resolved(by_id, item) for item in items_of(asked.input)]
 
 
-def _resolved(known: dict[Any, Item], item: Item) -> Item:
+def _resolved(known: dict[str, Item], item: Item) -> Item:
     if item.get("type") != "item_reference":
         return item
-    found = known.get(item.get("id"))
+    name = item.get("id")
+    found = known.get(name) if isinstance(name, str) else None
     if found is None:
-        raise InvalidRequest(f"input: no item has the id {str(item.get('id'))[:80]!r}; send the item itself")
+        raise InvalidRequest(f"input: no item has the id {str(name)[:80]!r}; send the item itself")
     return found
 
 
