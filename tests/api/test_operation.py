@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 import anthropic
@@ -245,7 +246,8 @@ def test_a_reply_that_takes_too_long_is_cut_off_with_an_error(tmp_path: Path) ->
     assert 0.2 <= took < 5
 
 
-def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signal", [SIGTERM, SIGINT])
+def test_a_second_signal_ends_the_waiting(tmp_path: Path, signal: int) -> None:
     with live_server(tmp_path, echo_command(tmp_path), shutdown_grace=60.0) as running:
         put_model(running.store, "tiny")
         with (
@@ -254,10 +256,10 @@ def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
         ):
             lines = reply.iter_lines()
             next(lines)
-            running._server.should_exit = True
+            running._server.handle_exit(signal, None)
             for _ in range(8):
                 assert "error" not in json.loads(next(lines))
-            running._server.force_exit = True
+            running._server.handle_exit(signal, None)
             assert json.loads(list(lines)[-1]) == {"error": "the runner of tiny:latest was stopped"}
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -162,6 +163,11 @@ class Server(uvicorn.Server):
             )
         )
         self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal; the second one ends the waiting, whichever it is."""
+        self.force_exit = self.force_exit or self.should_exit
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let replies end, then stop the runners, then the connections. Transfers stop at once: they can be resumed."""
