@@ -92,6 +92,7 @@ def test_the_prefill_is_passed_on_as_it_is_written(environ: dict[str, str], valu
 
 def test_keys_are_separated_by_commas_and_belong_to_us_alone() -> None:
     assert read(ARRIERO_API_KEY=" a , b,").api_keys == ("a", "b")
+    assert read(ARRIERO_API_KEY='"a, b"').api_keys == ("a", "b")
     assert read(OLLAMA_API_KEY="a").api_keys == ()
 
 

@@ -23,11 +23,15 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
 
 
+def _trimmed(text: str) -> str:
+    return text.strip().strip("\"'").strip()
+
+
 def raw(name: str, environ: Mapping[str, str] | None = None) -> str:
     """The trimmed text of `ARRIERO_<name>`, else of `OLLAMA_<name>`, else ''."""
     environ = os.environ if environ is None else environ
     for prefix in ("ARRIERO_", "OLLAMA_"):
-        value = environ.get(prefix + name, "").strip().strip("\"'").strip()
+        value = _trimmed(environ.get(prefix + name, ""))
         if value:
             return value
     return ""
@@ -174,7 +178,7 @@ class Settings:
             cache_limit=_read("CACHE_LIMIT", 20 << 30, _count, env),
             speculation=_read("SPECULATION", "", str, env),
             draft_tokens=_read("DRAFT_TOKENS", 0, _count, env),
-            api_keys=tuple(key.strip() for key in env.get("ARRIERO_API_KEY", "").split(",") if key.strip()),
+            api_keys=tuple(filter(None, map(_trimmed, env.get("ARRIERO_API_KEY", "").split(",")))),
             fetch_images=_read("FETCH_IMAGES", False, _boolean, env),
             max_body=_read("MAX_BODY", 512 << 20, _size, env),
             shutdown_grace=_read("SHUTDOWN_GRACE", 5.0, _keep_alive, env),

@@ -151,6 +151,18 @@ def test_text_thoughts_text_call_text_are_five_blocks() -> None:
     assert [block["type"] for block in blocks] == ["text", "thinking", "text", "tool_use", "text"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "looped", "reason"),
+    [(7, False, "max_tokens"), (8, False, "model_context_window_exceeded"), (8, True, "max_tokens")],
+)
+def test_a_cut_reply_says_what_cut_it(limit: int, looped: bool, reason: str) -> None:
+    writer = MessageEvents("m")
+    writer.start(1)
+    # Agents shorten their history when they hear of a full window: a reply that went round in circles filled none.
+    writer.end(final("length", looped=looped), limit)
+    assert writer.message["stop_reason"] == reason
+
+
 def test_a_message_can_not_go_on_after_its_end() -> None:
     writer = MessageEvents("m")
     with pytest.raises(RuntimeError):

@@ -75,3 +75,20 @@ async def test_no_path_can_forge_a_line_of_the_log(caplog):
             await http.get("/a%0AINFO all is well")
     assert [record.getMessage() for record in caplog.records if "\n" in record.getMessage()] == []
     assert "GET /a%0AINFO%20all%20is%20well 500" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"), [("10.0.0.7", "10.0.0.7"), ("::1", "::1"), ("6.6.6.6 200 0.1s", "-"), ("me", "-"), (None, "-")]
+)
+async def test_no_name_of_a_client_can_forge_a_line_of_the_log(caplog, client, shown):
+    """A proxy on this machine may name whom it asks for."""
+
+    async def quiet(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    transport = httpx.ASGITransport(AccessLog(quiet), client=(client, 1) if client else None)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        with caplog.at_level(logging.INFO, "arriero.server.access"):
+            await http.get("/a", headers={"x-request-id": "id"})
+    assert caplog.messages[-1].split("s ", 1)[1] == f"{shown} id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import secrets
@@ -58,13 +59,21 @@ class AccessLog:
             if not status:
                 await scoped_error(scope, error)(scope, receive, send_and_note)
         finally:
-            client = scope["client"][0] if scope.get("client") else "-"
             elapsed = time.perf_counter() - started
-            log.info("%s %d %.3fs %s %s", place(scope), status or 499, elapsed, client, number)
+            log.info("%s %d %.3fs %s %s", place(scope), status or 499, elapsed, _client(scope), number)
             self.metrics.in_flight -= 1
             method, route = scope["method"], _route(scope)
             self.metrics.requests.add(1, method if method in _METHODS else "other", route, str(status or 499))
             self.metrics.request_seconds.observe(elapsed, route)
+
+
+def _client(scope: Scope) -> str:
+    """Who asked. A proxy on this machine says for whom it asks, in words of its own: only an address is believed."""
+    found = scope["client"][0] if scope.get("client") else ""
+    try:
+        return str(ipaddress.ip_address(found))
+    except ValueError:
+        return "-"
 
 
 def _route(scope: Scope) -> str:

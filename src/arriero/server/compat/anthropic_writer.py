@@ -74,7 +74,7 @@ class MessageEvents:
         self._state = "ended"
         stop: dict[str, Any] = {"stop_reason": "end_turn", "stop_sequence": None}
         if final.reason == "length":
-            full = final.generated_tokens < max_tokens
+            full = final.generated_tokens < max_tokens and not final.looped
             stop["stop_reason"] = "model_context_window_exceeded" if full else "max_tokens"
         elif self._called:
             stop["stop_reason"] = "tool_use"
