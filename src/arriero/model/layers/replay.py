@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 FORMS = 16
 """Recordings that are kept: rows that grow at different times need new ones."""
+LONGEST = 16
+"""Tokens of a row beyond which a forward is a prompt's, whose form seldom comes again."""
+WORTH = 3
+"""Ordinary forwards of a form with several tokens a row before one is recorded: recording takes as long as some."""
 
 STEP = [0, 0, 1, 0, 1, 0, 0, 0]
 """What one token adds to a group, as attention.cu names its numbers."""
@@ -69,6 +73,7 @@ class _Seen:
 
     ropes: list[Rope]
     tables: list[Key]
+    times: int = 1
     run: Callable[[list[mx.array]], list[mx.array]] | None = None
 
 
@@ -108,6 +113,9 @@ class Replay:
         if seen is None:
             return self._first(form, batch)
         self._forms.move_to_end(form)
+        if seen.run is None and seen.times < WORTH and len(batch.spans) < batch.tokens.shape[0]:
+            seen.times += 1
+            return self._forward(batch)
         if seen.run is None:
             seen.run = self._recorded(batch, buffers, seen)
         places = self._places(form, batch, seen)
@@ -206,7 +214,7 @@ def _replayable(batch: Batch) -> bool:
         gpu is not None
         and gpu.in_place
         and not batch.features
-        and max(span.length for span in batch.spans) <= cuda.LONGEST
+        and max(span.length for span in batch.spans) <= LONGEST
         and batch.coordinates is None
         and all(isinstance(cache, LinearCache) for span in batch.spans for cache in span.caches)
     )
