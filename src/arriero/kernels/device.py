@@ -1,4 +1,4 @@
-"""Which device the arrays live on, the optional extension with CPU kernels, and the GPU that our CUDA kernels run on.
+"""Which device the arrays live on, the optional extension with CPU kernels, and the GPU that our kernels run on.
 
 Refuses to know models. `ARRIERO_KERNELS=graph` keeps every operation on plain MLX, whatever is installed.
 """
@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from arriero.kernels.cuda.gpu import Gpu, available, find, prepare
 from arriero.kernels.cuda.probe import probe
+from arriero.kernels.metal import gpu as apple
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,16 @@ def _gpu() -> Gpu | None:
 def cuda() -> Gpu | None:
     """The NVIDIA GPU when operations run on it and our kernels work there, else None."""
     return _gpu() if available() else None
+
+
+def metal() -> bool:
+    """Whether operations run on an Apple GPU and the environment asks for our kernels there."""
+    return apple.available() and _metal_wanted()
+
+
+@cache
+def _metal_wanted() -> bool:
+    return not _plain() and apple.wanted()
 
 
 def _plain() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.metal import attention as metal
 from arriero.kernels.spans import joined
 
 GATHER_BUDGET = 1 << 24
@@ -47,12 +48,17 @@ def indexed_attention(
         return native.indexed_attention(
             q, keys, values, blocks, scale=scale, lengths=lengths, positions=positions, block=block
         )
+    on_metal = device.metal()
     outputs: list[mx.array] = []
     start = 0
     for k, v, length, position in zip(keys, values, lengths, positions, strict=True):
         if length:
-            rows = slice(start, start + length)
-            outputs.append(graph(q[rows], k[0], v[0], blocks[rows], scale=scale, position=position, block=block))
+            part, listed = q[start : start + length], blocks[start : start + length]
+            if on_metal and metal.takes(part, k, v):
+                y = metal.indexed(part, k, v, listed, scale=scale, position=position, block=block)
+            else:
+                y = graph(part, k[0], v[0], listed, scale=scale, position=position, block=block)
+            outputs.append(y)
         start += length
     return joined(outputs) if outputs else mx.zeros((0, q.shape[1], values[0].shape[3]), q.dtype)
 

@@ -1,0 +1,134 @@
+"""Attention of a span's queries over its cache: over all keys in sight, or over listed blocks of them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, Launch, kernel
+
+TYPES = (mx.float32, mx.float16, mx.bfloat16)
+SIMDGROUPS = 8
+"""Of 32 lanes each: 256 threads, which all Apple GPUs allow for a kernel of this many registers."""
+WIDEST = 512
+"""The widest heads: a lane holds an eighth of a query and of a sum, and a threadgroup has 32 KiB."""
+SHARED_WIDTH = 256
+"""Numbers of all queries of one threadgroup, which bounds how many heads read a key together."""
+
+
+def takes(q: mx.array, k: mx.array, v: mx.array) -> bool:
+    """Whether the kernel has this form: q `[T, q_heads, D]`, k and v `[1, kv_heads, K, ·]`, all of one float type."""
+    widths = (k.shape[3], v.shape[3])
+    return (
+        q.dtype in TYPES
+        and q.dtype == k.dtype == v.dtype
+        and q.size > 0
+        and k.shape[2] > 0
+        and q.shape[1] % k.shape[1] == 0
+        and all(0 < width <= WIDEST and width % 8 == 0 for width in widths)
+    )
+
+
+def indexed(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    blocks: mx.array,
+    *,
+    scale: float,
+    position: int,
+    block: int,
+    launch: Launch | None = None,
+) -> mx.array:
+    """`kernels/indexed_attention.py` for a span: q `[T, q_heads, D]`, k, v `[1, kv_heads, K, ·]`, blocks `[T, width]`.
+
+    Returns `[T, q_heads, Dv]` in q's dtype. The keys reach the last query's position.
+    """
+    width = blocks.shape[1]
+    flat = _device(mx.contiguous(blocks).reshape(-1), -1)
+    dims = [position, 0, k.shape[2], width, 0]
+    return _launch(q, k, v, flat, None, dims, scale, launch, block=block)
+
+
+def dense(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    position: int,
+    base: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    causal: bool = True,
+    launch: Launch | None = None,
+) -> mx.array:
+    """`kernels/attention.py` for one span: q `[T, q_heads, D]`, k and v `[1, kv_heads, K, ·]`.
+
+    Returns `[T, q_heads, Dv]` in q's dtype. With `causal` the keys reach the last query's position.
+    """
+    dims = [position, base, k.shape[2], 0, window or 0]
+    nothing = mx.zeros((LEAST_DEVICE_VALUES,), mx.int32)
+    return _launch(q, k, v, nothing, sinks, dims, scale, launch, softcap=softcap, causal=causal)
+
+
+def _launch(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    blocks: mx.array,
+    sinks: mx.array | None,
+    dims: list[int],
+    scale: float,
+    launch: Launch | None,
+    *,
+    block: int = 0,
+    softcap: float | None = None,
+    causal: bool = True,
+) -> mx.array:
+    rows, heads, width = q.shape
+    kv_heads, value_width = k.shape[1], v.shape[3]
+    together = _together(heads // kv_heads, max(width, value_width))
+    extra = mx.zeros((LEAST_DEVICE_VALUES,)) if sinks is None else sinks.reshape(-1).astype(mx.float32)
+    made = (launch or kernel("attention"))(
+        inputs=[
+            mx.contiguous(q),
+            k,
+            v,
+            blocks,
+            _device(mx.contiguous(extra), 0),
+            mx.array(dims, mx.int32),
+            mx.array([scale, softcap or 0], mx.float32),
+        ],
+        template=[
+            ("T", q.dtype),
+            ("D", width),
+            ("DV", value_width),
+            ("HQ", heads),
+            ("HK", kv_heads),
+            ("HG", together),
+            ("NSG", SIMDGROUPS),
+            ("LISTED", block > 0),
+            ("BS", max(block, 1)),
+            ("CAUSAL", causal),
+            ("SOFTCAP", softcap is not None),
+            ("SINKS", sinks is not None),
+        ],
+        grid=(32 * SIMDGROUPS, rows, heads // together),
+        threadgroup=(32 * SIMDGROUPS, 1, 1),
+        output_shapes=[(rows, heads, value_width)],
+        output_dtypes=[q.dtype],
+    )
+    return made[0]
+
+
+def _together(heads: int, width: int) -> int:
+    """How many of the heads of one key head a threadgroup takes."""
+    most = max(1, SHARED_WIDTH // width)
+    return max(count for count in range(1, heads + 1) if heads % count == 0 and count <= most)
+
+
+def _device(flat: mx.array, fill: int) -> mx.array:
+    """The same numbers, enough of them to be in the `device` address space."""
+    missing = LEAST_DEVICE_VALUES - flat.size
+    return mx.pad(flat, [(0, missing)], constant_values=mx.array(fill, flat.dtype)) if missing > 0 else flat

@@ -1,0 +1,77 @@
+"""Threadgroup variables of a kernel, rewritten for C++."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from tests.metal.harness.errors import MetalError
+
+
+def line_offsets(path: pathlib.Path) -> dict[str, int]:
+    """First lines of header and body in the file, for messages."""
+    out = {}
+    for no, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+        m = re.match(r"//:\s*(header|body)\b", line)
+        if m:
+            out[m[1]] = no + 1
+    return out
+
+
+def blank_comments(s: str) -> str:
+    """The text with comments and literals blanked, same length."""
+
+    def f(m):
+        return re.sub(r"[^\n]", " ", m[0])
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", f, s, flags=re.S)
+
+
+DECLARE = 'msl_tg_{name}& {name} = msl::tg_var<msl_tg_{name}>({n}, "{name}");'
+
+
+def rewrite_threadgroup(src: str, declare: str = DECLARE) -> str:
+    """`threadgroup T a[N], b;` -> references into memory that the threadgroup shares.
+
+    Pointers, references, parameters and casts keep the qualifier, a macro that is empty.
+    """
+    clean = blank_comments(src)
+    out, pos, n = [], 0, 0
+    for m in re.finditer(r"\bthreadgroup\b(?!\s*\()", clean):
+        if m.start() < pos:
+            continue
+        before = re.sub(r"\balignas\s*\([^)]*\)\s*$", "", clean[: m.start()].rstrip()).rstrip()
+        if before and before[-1] not in ";{}:":
+            continue  # a parameter, a cast, a template argument
+        end = clean.find(";", m.end())
+        if end < 0:
+            continue
+        decl = clean[m.end() : end]
+        depth, parts, last = 0, [], 0
+        for i, ch in enumerate(decl):
+            depth += (ch in "<([{") - (ch in ">)]}")
+            if ch == "," and depth == 0:
+                parts.append(decl[last:i])
+                last = i + 1
+        parts.append(decl[last:])
+        head = parts[0].split("=")[0].strip()
+        if re.search(r"[*&(]", re.sub(r"\[[^\]]*\]", "", head)):
+            continue  # threadgroup T* p = ...;
+        first = re.match(r"(?P<type>.*?)\b(?P<name>[A-Za-z_]\w*)\s*(?P<dims>(\[[^\]]*\]\s*)*)$", head, re.S)
+        if not first:
+            continue
+        ty = first["type"].strip()
+        if not ty:
+            continue
+        code = []
+        for p in parts:
+            if "=" in p:
+                raise MetalError("compile", "a threadgroup variable cannot have an initialiser: threadgroup" + decl)
+            q = re.match(r"(?:.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)$", p.strip(), re.S)
+            name, dims = q[1], q[2].replace("\n", " ")
+            line = ty.replace(chr(10), " ")
+            code.append(f"typedef {line} msl_tg_{name} {dims}; " + declare.format(name=name, n=n))
+            n += 1
+        out.append(src[pos : m.start()] + " ".join(code) + "\n" * src[m.start() : end + 1].count("\n"))
+        pos = end + 1
+    return "".join(out) + src[pos:]

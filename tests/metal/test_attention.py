@@ -1,0 +1,150 @@
+"""The Metal attention kernel against plain MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from arriero.kernels import device, indexed_attention
+from arriero.kernels.metal import attention as metal
+from tests.metal.launches import ORDERS, apart, caught, emulated, faulty, launch, runnable
+
+pytestmark = runnable
+
+LIMIT = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 5e-3}
+NAN = mx.array(float("nan"))
+
+
+def normal(*shape: int, dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def cache(heads: int, held: int, width: int, dtype: mx.Dtype, seed: int) -> mx.array:
+    """The first `held` places of a buffer with more, which nobody may read."""
+    buffer = normal(1, heads, held + 3, width, dtype=dtype, seed=seed)
+    buffer[:, :, held:] = NAN.astype(dtype)
+    return buffer[:, :, :held]
+
+
+def lists(rows: int, width: int, blocks: int, seed: int) -> mx.array:
+    """Block numbers in any order, some −1, some of blocks that are not complete yet."""
+    order = mx.argsort(mx.random.uniform(shape=(rows, max(width, blocks)), key=mx.random.key(seed)), axis=-1).astype(
+        mx.int32
+    )
+    return mx.where(order < blocks, order, -1)[:, :width]
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("order", ORDERS, ids=range(len(ORDERS)))
+def test_listed_blocks_are_read_as_plain_mlx_reads_them(dtype: mx.Dtype, order: dict[str, Any]) -> None:
+    rows, position, block = 6, 27, 4
+    q = normal(rows, 4, 64, dtype=dtype)
+    k, v = cache(2, 33, 64, dtype, 1), cache(2, 33, 32, dtype, 2)
+    blocks = lists(rows, 3, 8, 3)
+    made = metal.indexed(
+        q, k, v, blocks, scale=0.2, position=position, block=block, launch=launch("attention", **order)
+    )
+    want = indexed_attention.graph(q, k[0], v[0], blocks, scale=0.2, position=position, block=block)
+    assert apart(made, want) <= LIMIT[dtype]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width", "rows", "position", "block", "listed"),
+    [
+        (1, 1, 8, 8, 1, 0, 1, 1),  # one element of everything
+        (3, 1, 40, 24, 5, 9, 3, 2),  # widths and groups that no power of two divides
+        (8, 2, 128, 128, 2, 200, 16, 9),  # two heads together, eight simdgroups with work
+        (2, 2, 256, 512, 1, 20, 8, 2),
+    ],
+)
+def test_listed_blocks_of_other_shapes_are_read_alike(
+    heads: int, kv_heads: int, width: int, value_width: int, rows: int, position: int, block: int, listed: int
+) -> None:
+    q = normal(rows, heads, width)
+    k, v = (
+        cache(kv_heads, position + rows, width, mx.float32, 1),
+        cache(kv_heads, position + rows, value_width, mx.float32, 2),
+    )
+    blocks = lists(rows, listed, (position + rows) // block + 1, 3)
+    how: dict[str, Any] = {"scale": width**-0.5, "position": position, "block": block}
+    want = indexed_attention.graph(q, k[0], v[0], blocks, **how)
+    for order in ORDERS:
+        assert apart(metal.indexed(q, k, v, blocks, **how, launch=launch("attention", **order)), want) <= 1e-5
+
+
+def test_a_query_that_reads_no_key_gives_zeros_and_keys_outside_the_lists_are_not_read() -> None:
+    q, k, v = normal(2, 2, 16), cache(2, 8, 16, mx.float32, 1), cache(2, 8, 16, mx.float32, 2)
+    k[:, :, 4:] = NAN
+    v[:, :, 4:] = NAN
+    # Positions 6 and 7 complete no block but block 0, and no incomplete one before position 7.
+    blocks = mx.array([[-1, 1], [0, -1]], mx.int32)
+    made = metal.indexed(q, k, v, blocks, scale=0.3, position=6, block=4, launch=launch("attention", **ORDERS[0]))
+    assert bool(mx.all(mx.isnan(made[0])))  # the incomplete block of position 6
+    assert bool(mx.all(mx.isfinite(made[1])))
+    nothing = mx.array([[-1, -1]], mx.int32)
+    empty = metal.indexed(q[:1], k, v, nothing, scale=0.3, position=7, block=4, launch=launch("attention", **ORDERS[0]))
+    assert bool(mx.all(empty == 0))
+
+
+def test_the_operation_takes_the_kernel_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, positions = [2, 3], [7, 12]
+    q = normal(5, 4, 64)
+    k, v = [[cache(2, p + n, 64, mx.float32, s) for p, n in zip(positions, lengths, strict=True)] for s in (1, 2)]
+    blocks = lists(5, 2, 3, 3)
+    how: dict[str, Any] = {"scale": 0.2, "lengths": lengths, "positions": positions, "block": 4}
+    monkeypatch.setattr(device, "native", lambda: None)
+    want = indexed_attention.indexed_attention(q, k, v, blocks, **how)
+    calls = taken(monkeypatch)
+    made = indexed_attention.indexed_attention(q, k, v, blocks, **how)
+    assert calls == ["attention", "attention"]
+    assert apart(made, want) <= 1e-5
+    mixed = indexed_attention.indexed_attention(q.astype(mx.bfloat16), k, v, blocks, **how)
+    assert mixed.dtype == mx.bfloat16
+    assert len(calls) == 2  # types that differ go to plain MLX
+
+
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Metal's kernels on, and the names of those that are asked for."""
+    calls: list[str] = []
+
+    def asked(name: str) -> Any:
+        calls.append(name)
+        return launch(name, **ORDERS[0])
+
+    monkeypatch.setattr(device, "metal", lambda: True)
+    monkeypatch.setattr(metal, "kernel", asked)
+    return calls
+
+
+def run(edit: tuple[str, str]) -> Callable[[int], mx.array]:
+    q, k, v = normal(2, 2, 64), cache(1, 12, 64, mx.float32, 1), cache(1, 12, 32, mx.float32, 2)
+    kernel, blocks = faulty("attention", edit), mx.array([[1, -1], [0, 9]], mx.int32)
+    return lambda seed: metal.indexed(
+        q, k, v, blocks, scale=0.2, position=10, block=4, launch=lambda **call: kernel(**call, seed=seed)
+    )
+
+
+BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("edit", "kinds"),
+    [
+        ((BARRIER, ""), ("race", "uninitialised")),
+        ((BARRIER, BARRIER.replace("mem_threadgroup)", "mem_device)")), ("race",)),
+        ((BARRIER, BARRIER + "  if (lane < 16)" + BARRIER), ("divergent-barrier",)),
+        (("total[NSG * HG]", "total[(NSG - 1) * HG]"), ("array-bounds", "out-of-bounds")),
+        (("block >= 0 && block < complete", "block >= 0"), ("out-of-bounds",)),
+        (("at < HG * DV;", "at < HG * DV - 1;"), ("unwritten-output",)),
+        (("if (!simd_any(key >= 0)) continue;", "if (key < 0) continue;"), ("divergence", "divergent-barrier")),
+    ],
+    ids=["no barrier", "a barrier for other memory", "a divergent barrier", "an array too small", "a block too far",
+         "a result left out", "lanes that skip a shuffle"],
+)  # fmt: skip
+def test_planted_faults_are_caught(edit: tuple[str, str], kinds: tuple[str, ...]) -> None:
+    message = caught(kinds, run(edit))
+    assert "attention" in message
