@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 
 from arriero.bench.gpu_models import CONFIGS, random_model
 from arriero.kernels import device
-from arriero.kernels.cuda import attention, dequantize, experts, source
+from arriero.kernels.cuda import attention, dequantize, source
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.probe import probe
 from arriero.kernels.cuda.product import multiply
+from arriero.kernels.gather_matmul import gather_gated
 from arriero.kernels.topk import argmax, argmax_graph
 from arriero.model.contract import Batch, Span
 from arriero.model.quantization import Quantization
@@ -44,11 +46,18 @@ def test_a_product_with_all_that_goes_with_it(small: Gpu) -> None:
     assert error(made.y, normed @ matrix.values.T + exact(bias) + exact(residual)) < TOLERANCE
 
 
-def test_experts_of_eight_bits(small: Gpu) -> None:
-    bank = packed((5, 64, 128), "affine", 8, 64)
+def test_gate_and_up_of_experts_of_eight_bits(small: Gpu) -> None:
+    bank = packed((5, 64, 128), "affine", 8, 64, deviation=0.1)
     x, chosen = rows(3, 128), np.array([[4, 0], [1, 1], [2, 3]], np.uint32)
-    ours = experts.multiply(small, x, bank.operand, mx.array(chosen))
-    assert error(ours, np.einsum("rk,rjok->rjo", exact(x), bank.values[chosen])) < TOLERANCE
+    m = bank.operand
+    how: dict[str, Any] = {"mode": "affine", "bits": 8, "group_size": 64, "activation": "silu"}
+    ours = gather_gated(x, m.w, m.scales, m.biases, indices=mx.array(chosen), **how)
+    assert ours is not None
+    both = np.einsum("rk,rjok->rjo", exact(x), bank.values[chosen])
+    gate, up = both[..., :32], both[..., 32:]
+    assert error(ours, gate / (1 + np.exp(-gate)) * up) < TOLERANCE
+    many = mx.zeros((200, 2), mx.uint32)
+    assert gather_gated(rows(200, 128), m.w, m.scales, m.biases, indices=many, **how) is None
 
 
 def test_decoding(small: Gpu) -> None:

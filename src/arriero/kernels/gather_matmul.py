@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.cuda import experts
-from arriero.kernels.cuda.product import operand
+from arriero.kernels.cuda.product import Activation, operand
 from arriero.kernels.packed import Packed, pack
 
 
@@ -74,6 +74,32 @@ def gather_quantized_matmul(
         global_scale=global_scale,
         sorted_indices=sorted_indices,
     )
+
+
+def gather_gated(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    *,
+    indices: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str,
+    global_scale: mx.array | None = None,
+    activation: Activation,
+) -> mx.array | None:
+    """`activation(gate) · up` in one launch, where each expert's rows are those of gate before those of up.
+
+    None where no kernel does that.
+    """
+    gpu = device.cuda()
+    if gpu is None:
+        return None
+    bank = operand(w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
+    if bank is None or not experts.fits(gpu, x, bank, indices, gated=True):
+        return None
+    return experts.multiply(gpu, x, bank, indices, activation=activation)
 
 
 def gather_packed_matmul(

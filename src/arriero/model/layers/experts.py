@@ -10,7 +10,12 @@ import mlx.core as mx
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
 from arriero.kernels.device import native
-from arriero.kernels.gather_matmul import gather_matmul, gather_packed_matmul, gather_quantized_matmul
+from arriero.kernels.gather_matmul import (
+    gather_gated,
+    gather_matmul,
+    gather_packed_matmul,
+    gather_quantized_matmul,
+)
 from arriero.kernels.topk import top_k
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -160,8 +165,11 @@ class Experts:
         """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
         tokens, top_k = chosen.shape
         if tokens < SORT_FROM:
-            gate, up = self._gate_up(x, chosen, ascending=False)
-            inner = gated(self.activation, gate, up).reshape(tokens * top_k, -1)
+            inner = self._inner(x, chosen)
+            if inner is None:
+                gate, up = self._gate_up(x, chosen, ascending=False)
+                inner = gated(self.activation, gate, up)
+            inner = inner.reshape(tokens * top_k, -1)
             y = expert_product(inner, self.down, chosen.reshape(-1))
         else:
             flat = chosen.reshape(-1)
@@ -172,6 +180,25 @@ class Experts:
             y = y[mx.argsort(order)]
         y = y.reshape(tokens, top_k, -1)
         return (weights.astype(y.dtype)[:, None, :] @ y).squeeze(1)
+
+    def _inner(self, x: mx.array, chosen: mx.array) -> mx.array | None:
+        """What the down matrices take, `[T, k, intermediate]`, in one launch; None where no kernel does that."""
+        bank = self.gate_up[0]
+        if len(self.gate_up) > 1 or bank.packed() is not None or bank.quantization is None or bank.scales is None:
+            return None
+        how = bank.quantization
+        return gather_gated(
+            x,
+            bank.data,
+            bank.scales,
+            bank.biases,
+            indices=chosen,
+            group_size=how.group_size,
+            bits=how.bits,
+            mode=how.mode,
+            global_scale=bank.global_scale,
+            activation=self.activation,
+        )
 
     def _gate_up(self, x: mx.array, indices: mx.array, *, ascending: bool) -> list[mx.array]:
         outputs = [expert_product(x, bank, indices, sorted_indices=ascending) for bank in self.gate_up]
