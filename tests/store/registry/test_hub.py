@@ -125,6 +125,15 @@ def test_a_repository_that_is_not_there(hub, store):
         fetched(hub, store)
 
 
+def test_a_hub_that_cannot_be_reached_says_so(store):
+    nowhere = "http://127.0.0.1:1"  # nobody listens
+    with (
+        pytest.raises(RegistryError, match=r"pull model manifest: the hub failed: .*refused"),
+        pull_from_hub(store, Name.parse("hf.co/a/b"), print, threading.Event(), limits=QUICK, endpoint=nowhere),
+    ):
+        pass
+
+
 def test_a_gated_repository_says_what_to_do(hub, store):
     hub.repositories["org/repo"] = SAFETENSORS
     hub.token = "secret"
