@@ -8,12 +8,26 @@ from arriero.create.create import create
 from arriero.create.dry_run import Group, dry_run
 from arriero.create.request import CreateRequest
 from arriero.errors import InvalidRequest
+from arriero.formats.gguf import GGUFFile
 from arriero.formats.safetensors import SafetensorsFile
 from arriero.store.store import Store
+from arriero.store.tensors import tensor_groups, tensors
 from tests.create.test_adapter import peft
 from tests.create.test_drafts import draft_folder
 from tests.helpers.checkpoint_folder import upload, write_folder
+from tests.helpers.gguf_files import write_tiny_llama_gguf
 from tests.helpers.unchecked import unchecked
+
+
+def rows_of(groups):
+    """What of a planned group and of a stored one is the same."""
+    return {
+        (group.name, getattr(group, "target", None) or group.type): (
+            group.count,
+            getattr(group, "target_bytes", None) or group.nbytes,
+        )
+        for group in groups
+    }
 
 
 def files(folder):
@@ -55,9 +69,75 @@ def test_the_command_prints_a_table_and_sends_nothing(tmp_path, monkeypatch):
     assert lines[-1].split()[:2] == ["all", "11"]
 
 
-def test_a_gguf_file_has_no_plan(tmp_path):
-    with pytest.raises(InvalidRequest, match="GGUF files are taken as they are"):
-        dry_run({"a.gguf": tmp_path / "a.gguf"}, "int4")
+def test_a_gguf_file_is_planned_as_it_is_stored(tmp_path):
+    path = tmp_path / "model.bin"  # its kind is in its bytes
+    write_tiny_llama_gguf(path)
+    as_it_is = dry_run({"model.bin": path}, "")
+    assert {group.source for group in as_it_is} == {group.target for group in as_it_is}
+    assert sum(group.target_bytes for group in as_it_is) == sum(t.nbytes for t in GGUFFile(path).tensors.values())
+    planned = dry_run({"model.bin": path}, "bf16")
+    store = Store(tmp_path / "store")
+    files = {"model.gguf": store.blobs.put(path.read_bytes()).digest}
+    model = create(store, CreateRequest(model="m", files=files, quantize="bf16"), lambda status: None, check=unchecked)
+    assert rows_of(planned) == rows_of(tensor_groups(tensors(model)))
+
+
+@pytest.mark.parametrize("kind", ["", "nvfp4", "int8"])
+def test_a_stored_model_is_planned_as_it_becomes(tmp_path, kind):
+    store = Store(tmp_path / "store")
+    first = CreateRequest(model="base", files=upload(store, write_folder(tmp_path / "m")))
+    base = create(store, first, lambda status: None, check=unchecked)
+    planned = dry_run(base, kind)
+    request = CreateRequest(model="other", from_="base", quantize=kind)
+    model = create(store, request, lambda status: None, check=unchecked)
+    assert rows_of(planned) == rows_of(tensor_groups(tensors(model)))
+
+
+def test_a_precision_that_changes_nothing_is_refused_as_create_does(tmp_path):
+    store = Store(tmp_path / "store")
+    request = CreateRequest(model="m", files=upload(store, write_folder(tmp_path / "m")), quantize="int4")
+    model = create(store, request, lambda status: None, check=unchecked)
+    with pytest.raises(InvalidRequest, match="no tensor of the model becomes int4"):
+        dry_run(model, "int4")
+
+
+def test_the_draft_that_a_stored_model_keeps_is_in_its_plan(tmp_path):
+    store = Store(tmp_path / "store")
+    request = CreateRequest(
+        model="m",
+        files=upload(store, write_folder(tmp_path / "m")),
+        draft_files=upload(store, draft_folder(tmp_path, "dflash_full")),
+    )
+    model = create(store, request, lambda status: None, check=unchecked)
+    kept = {group.name: group.target for group in dry_run(model, "") if group.name.startswith("draft.")}
+    assert kept["draft.layers.*.self_attn.q_proj.weight"] == "BF16"
+    packed = {group.name: group.target for group in dry_run(model, "", draft=model, draft_precision="int8")}
+    assert packed["draft.layers.*.self_attn.q_proj.weight"] == "int8"
+
+
+def test_the_command_plans_a_model_of_the_store_and_pulls_none(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    request = CreateRequest(model="base", files=upload(store, write_folder(tmp_path / "m")))
+    create(store, request, lambda status: None, check=unchecked)
+    monkeypatch.setenv("ARRIERO_MODELS", str(store.root))
+    monkeypatch.setenv("ARRIERO_HOST", "127.0.0.1:1")  # nobody answers there
+    (tmp_path / "Modelfile").write_text("FROM base\n")
+    arguments = ["create", "x", "-f", str(tmp_path / "Modelfile"), "-q", "int4", "--dry-run"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].split()[:2] == ["all", "11"]
+    (tmp_path / "Modelfile").write_text("FROM bse\n")
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert f"FROM bse is no file, no folder and no model of the store at {store.root}" in done.output
+
+
+@pytest.mark.parametrize(("extra", "found"), [([], "model 'a b'"), (["-q", "q9"], "quantisation 'q9' is not known")])
+def test_what_can_not_be_is_refused_before_anything_is_read(tmp_path, monkeypatch, extra, found):
+    monkeypatch.chdir(tmp_path)  # where there is no model
+    done = CliRunner().invoke(cli, ["create", "a" if extra else "a b", *extra])
+    assert done.exit_code == 1
+    assert found in str(done.exception)
 
 
 def test_a_draft_and_an_adapter_are_in_the_plan(tmp_path):

@@ -138,6 +138,7 @@ def test_parts_of_a_gguf_model_in_a_cache_of_hashes_are_found_by_their_links(tmp
         (lambda p: (p / "a.txt").write_text("x"), "FROM .", Bad, r"found a.txt, expected"),
         (lambda p: write_folder(p / "sub"), "FROM .", Bad, r"sub/ holds model.safetensors: FROM that folder"),
         (lambda p: None, "FROM ./nope", Bad, r"there is no file or folder at"),
+        (lambda p: None, "FROM nope/", Bad, r"there is no file or folder at"),
         (lambda p: None, "FROM nope.gguf", Bad, r"there is no file or folder at"),
         (lambda p: (p / "l").symlink_to(p / "gone"), "FROM l", Bad, r"a link to .*gone, which does not"),
         (lambda p: (p / "a.gguf").write_text("x"), "FROM a.gguf", Bad, r"neither a GGUF file nor safetensors"),

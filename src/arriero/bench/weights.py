@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,10 +12,10 @@ from arriero.kernels.embedding import dequantize
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.stored import TensorInfo
 from arriero.model.weight import Weight
+from arriero.store.tensors import NUMBER
 
 BLOCK = 1 << 22
 """Numbers that are decoded at once; both sides and their difference are held, as float32."""
-_NUMBER = re.compile(r"(?<=[._])\d+(?=\.)")
 _WHOLE = ("BOOL", "U8", "U16", "U32", "U64", "I8", "I16", "I32", "I64")
 
 
@@ -71,7 +70,7 @@ def weight_errors(reference: Checkpoint, candidate: Checkpoint) -> WeightErrors:
     shared = [name for name, info in ours.items() if name in theirs and theirs[name].shape == info.shape]
     sums: dict[str, _Sums] = {}
     for name in shared:
-        found = sums.setdefault(_NUMBER.sub("*", name), _Sums())
+        found = sums.setdefault(NUMBER.sub("*", name), _Sums())
         found.count += 1
         for_both = (_kind(ours[name]), _kind(theirs[name]))
         found.kinds = (_added(found.kinds[0], for_both[0]), _added(found.kinds[1], for_both[1]))

@@ -145,7 +145,7 @@ def _resolve(said: str, text: str, folder: Path) -> Path | None:
         raise InvalidRequest(f"{said} cannot be read: {error}") from None
     if path.is_symlink():
         raise InvalidRequest(f"{said} is a link to {path.readlink()}, which does not exist")
-    if text.startswith((".", "/", "~")) or text.endswith(_WEIGHTS) or "\\" in text:
+    if text.startswith((".", "/", "~")) or text.endswith(("/", *_WEIGHTS)) or "\\" in text:
         raise InvalidRequest(f"{said}: there is no file or folder at {path}")
     return None
 

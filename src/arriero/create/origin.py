@@ -17,7 +17,7 @@ from arriero.create.draft import DraftPlan, plan_draft
 from arriero.create.inventory import take_inventory
 from arriero.create.kinds import sniff
 from arriero.create.plan import BlobPlan, Plan
-from arriero.create.stored import stored_tensors
+from arriero.create.stored import stored_draft
 from arriero.create.target import labelled, target_of_files, target_of_model
 from arriero.create.work import Work
 from arriero.create.write import add_layer, write_tensor
@@ -86,9 +86,7 @@ def _draft(work: Work, base: StoredModel | None) -> tuple[DraftPlan | None, list
             raise UnsupportedFeature(f"the draft {gguf} is a GGUF file; drafts are safetensors folders here")
         inventory = take_inventory(files)
     elif request.draft:
-        other = work.store.get(request.draft)
-        whole = not any(is_draft(layer) for layer in other.manifest.layers)
-        inventory = stored_tensors(other, draft=not whole).inventory
+        inventory = stored_draft(work.store.get(request.draft)).inventory
     elif base is None:
         return None, []
     else:

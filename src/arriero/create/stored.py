@@ -45,6 +45,11 @@ class StoredTensors:
         )
 
 
+def stored_draft(model: StoredModel) -> StoredTensors:
+    """What DRAFT means of a stored model: the draft beside it, or the model itself when none is."""
+    return stored_tensors(model, draft=any(is_draft(layer) for layer in model.manifest.layers))
+
+
 def stored_tensors(model: StoredModel, *, draft: bool = False) -> StoredTensors:
     """Open the tensors of a stored model, or of the draft beside it, whose names keep their prefix.
 

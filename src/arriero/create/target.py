@@ -101,10 +101,10 @@ def target_of_model(work: Work, base: StoredModel, adapter: Adapter | None) -> T
 def _changed(work: Work, base: StoredModel, adapter: Adapter | None, target: Target) -> Target:
     """A base's tensors where a precision or an adapter changes them."""
     found = stored_tensors(base)
-    recoding = _recoding(work.request, found.inventory.config, adapter)
+    recoding = recoding_of(work.request, found.inventory.config, adapter)
     assert recoding is not None
     whole = make_plan(found.inventory, recoding)
-    _check_made(recoding, whole)
+    check_made(recoding, whole)
     again, kept = found.changed(recoding)
     stays = {layer.name for layer in kept}
     layers = [layer for layer in target.kept if layer.media_type != manifests.TENSOR or layer.name in stays]
@@ -146,11 +146,11 @@ def _recoded_gguf(
 ) -> Target:
     """A GGUF model as tensor layers; `others` are the layers that it keeps."""
     text = open_text(model.text, work.request.template)
-    recoding = _recoding(work.request, model.config, adapter)
+    recoding = recoding_of(work.request, model.config, adapter)
     assert recoding is not None
     plan, changed = plan_gguf(model.parts, model.config, recoding)
     if recoding.asked and not changed:
-        raise _unchanged(recoding, plan)
+        raise unchanged(recoding, plan)
     documents, layers = {}, list(others)
     written = {"config.json": model.config, "generation_config.json": generation_config_of(model.parts[0])}
     for name, document in written.items():
@@ -193,10 +193,10 @@ def _from_safetensors(work: Work, paths: dict[str, Path], adapter: Adapter | Non
     check_config(inventory.config)
     text = open_text(TextFiles(inventory.documents | inventory.texts, {}), request.template)
     _check_vocabulary(inventory, text)
-    recoding = _recoding(request, inventory.config, adapter)
+    recoding = recoding_of(request, inventory.config, adapter)
     plan = make_plan(inventory, recoding)
     if recoding is not None:
-        _check_made(recoding, plan)
+        check_made(recoding, plan)
     return Target(
         _describe_safetensors(inventory, plan),
         text,
@@ -209,20 +209,22 @@ def _from_safetensors(work: Work, paths: dict[str, Path], adapter: Adapter | Non
     )
 
 
-def _recoding(request: CreateRequest, config: dict[str, Any], adapter: Adapter | None) -> Recoding | None:
+def recoding_of(request: CreateRequest, config: dict[str, Any], adapter: Adapter | None) -> Recoding | None:
+    """What a request changes of a model's tensors; None where it is nothing."""
     if not request.precision and adapter is None:
         return None
     kind = parse_precision(request.precision) if request.precision else ""
     return Recoding.to(kind, config, search=request.scale_search, adapter=adapter)
 
 
-def _check_made(recoding: Recoding, plan: Plan) -> None:
+def check_made(recoding: Recoding, plan: Plan) -> None:
     """Refuse a precision that changes nothing; what an adapter does not find is told by `Adapter.check_taken`."""
     if recoding.asked and not plan.made:
-        raise _unchanged(recoding, plan)
+        raise unchanged(recoding, plan)
 
 
-def _unchanged(recoding: Recoding, plan: Plan) -> InvalidRequest:
+def unchanged(recoding: Recoding, plan: Plan) -> InvalidRequest:
+    """What to say of a precision that changes nothing."""
     return InvalidRequest(
         f"no tensor of the model becomes {recoding.asked}: it is {plan.file_type} already, or too small for the "
         "groups; leave 'quantize' out"

@@ -19,7 +19,8 @@ BITS = {"int2": 2, "int3": 3, "int4": 4, "int5": 5, "int6": 6, "int8": 8, "nvfp4
 _RATIOS = {64: "nvfp4", 128: "mxfp4", 256: "mxfp8"}
 """Packed bits for each 8-bit scale → kind."""
 _COMPANIONS = (".scale", ".bias", ".global_scale")
-_NUMBER = re.compile(r"(?<=[._])\d+(?=\.)")
+NUMBER = re.compile(r"(?<=[._])\d+(?=\.)")
+"""What the names of tensors of one kind of layer differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def tensor_groups(listed: list[StoredTensor]) -> list[TensorGroup]:
     """Tensors by kind of layer and type, sorted by name."""
     found: dict[tuple[str, str], list[int]] = {}
     for entry in listed:
-        sums = found.setdefault((_NUMBER.sub("*", entry.name), entry.type), [0, 0, 0])
+        sums = found.setdefault((NUMBER.sub("*", entry.name), entry.type), [0, 0, 0])
         for i, number in enumerate((1, entry.parameters, entry.nbytes)):
             sums[i] += number
     return [TensorGroup(name, kind, *sums) for (name, kind), sums in sorted(found.items())]

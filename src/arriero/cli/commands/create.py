@@ -10,10 +10,13 @@ import click
 from arriero.cli.autostart import connect_or_start
 from arriero.cli.client import Client
 from arriero.cli.progress import Progress
+from arriero.errors import NotFound
 from arriero.settings import Settings
 
 if TYPE_CHECKING:
     from arriero.modelfile import Modelfile
+    from arriero.store.model import StoredModel
+    from arriero.store.store import Store
 
 
 @click.command("create")
@@ -35,8 +38,15 @@ def create(
 ) -> None:
     """Make MODEL from a Modelfile, whose FROM is a folder, a .gguf file or a model."""
     from arriero.create.gather import gather
+    from arriero.create.precisions import parse_precision
     from arriero.modelfile import parse
+    from arriero.store.names import Name
 
+    # What the server would refuse anyway is refused before gigabytes are hashed and sent.
+    Name.parse(model)
+    for precision in (quantize, draft_quantize):
+        if precision:
+            parse_precision(precision)
     path = file or Path("Modelfile")
     if path.is_dir() or (file is not None and not path.exists()):
         raise click.ClickException(f"there is no Modelfile at {path}")
@@ -53,7 +63,7 @@ def create(
         return
     with Progress() as progress:
         progress.show("gathering model components")
-        gathered = gather(instructions, folder)
+        gathered = gather(instructions, folder, lambda name, done, size: progress.show(f"hashing {name}", done, size))
         client = connect_or_start(Settings.from_environ())
         for digest, source in gathered.uploads.items():
             _upload(client, digest, source, progress)
@@ -72,18 +82,29 @@ def _print_plan(instructions: Modelfile, folder: Path, quantize: str, draft_quan
     from arriero.cli.human import size, table
     from arriero.create.dry_run import dry_run
     from arriero.create.gather import adapter_files, draft_sources, sources
+    from arriero.store.store import Store
 
+    store = Store.from_settings(Settings.from_environ())
     name, files = sources(instructions, folder)
-    draft_name, draft = draft_sources(instructions, folder)
-    for verb, stored in (("FROM", name), ("DRAFT", draft_name)):
-        if stored is not None:
-            raise click.ClickException(f"a dry run needs the files of a model; {verb} {stored} is one that is stored")
+    draft_name, draft_files = draft_sources(instructions, folder)
+    model = files if name is None else _stored(store, "FROM", name)
+    draft = (draft_files or None) if draft_name is None else _stored(store, "DRAFT", draft_name)
     adapters = adapter_files(instructions, folder)
-    groups = dry_run(files, quantize, adapters=adapters, draft=draft, draft_precision=draft_quantize)
+    groups = dry_run(model, quantize, adapters=adapters, draft=draft, draft_precision=draft_quantize)
     rows = [[g.name, str(g.count), g.source, g.target, size(g.target_bytes)] for g in groups]
     before, after = sum(g.source_bytes for g in groups), sum(g.target_bytes for g in groups)
     rows.append(["all", str(sum(g.count for g in groups)), size(before), size(after), f"{after} bytes"])
     click.echo(table(["TENSORS", "COUNT", "SOURCE", "TARGET", "SIZE"], rows))
+
+
+def _stored(store: Store, verb: str, name: str) -> StoredModel:
+    """A model that an instruction names; a dry run pulls nothing."""
+    try:
+        return store.get(name)
+    except NotFound:
+        raise click.ClickException(
+            f"{verb} {name} is no file, no folder and no model of the store at {store.root}; a dry run pulls nothing"
+        ) from None
 
 
 def _upload(client: Client, digest: str, path: Path, progress: Progress) -> None:
