@@ -11,6 +11,7 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.cuda import argmax as cuda
 from arriero.kernels.device import on_cpu
+from arriero.kernels.metal import topk as metal
 
 BLOCK = 2048
 """Elements that a GPU sorts in one block, for types of at most 4 bytes."""
@@ -32,6 +33,8 @@ def top_k(scores: mx.array, k: int) -> mx.array:
     native = device.native()
     if native is not None:
         return native.top_k(scores, k)
+    if device.metal() and metal.takes(scores, k):
+        return metal.top_k(scores, k)
     return graph(scores, k)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, Launch, kernel
+from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, TYPES, Launch, kernel, on_device
 
-TYPES = (mx.float32, mx.float16, mx.bfloat16)
 SIMDGROUPS = 8
 """Of 32 lanes each: 256 threads, which all Apple GPUs allow for a kernel of this many registers."""
 WIDEST = 512
@@ -44,7 +43,7 @@ def indexed(
     Returns `[T, q_heads, Dv]` in q's dtype. The keys reach the last query's position.
     """
     width = blocks.shape[1]
-    flat = _device(mx.contiguous(blocks).reshape(-1), -1)
+    flat = on_device(mx.contiguous(blocks).reshape(-1), -1)
     dims = [position, 0, k.shape[2], width, 0]
     return _launch(q, k, v, flat, None, dims, scale, launch, block=block)
 
@@ -96,7 +95,7 @@ def _launch(
             k,
             v,
             blocks,
-            _device(mx.contiguous(extra), 0),
+            on_device(mx.contiguous(extra), 0),
             mx.array(dims, mx.int32),
             mx.array([scale, softcap or 0], mx.float32),
         ],
@@ -126,9 +125,3 @@ def _together(heads: int, width: int) -> int:
     """How many of the heads of one key head a threadgroup takes."""
     most = max(1, SHARED_WIDTH // width)
     return max(count for count in range(1, heads + 1) if heads % count == 0 and count <= most)
-
-
-def _device(flat: mx.array, fill: int) -> mx.array:
-    """The same numbers, enough of them to be in the `device` address space."""
-    missing = LEAST_DEVICE_VALUES - flat.size
-    return mx.pad(flat, [(0, missing)], constant_values=mx.array(fill, flat.dtype)) if missing > 0 else flat

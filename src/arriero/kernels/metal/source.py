@@ -16,6 +16,9 @@ LEAST_DEVICE_VALUES = 8
 """Inputs of fewer values are in Metal's `constant` address space, others in `device`: an input that may be of either
 size would be compiled anew whenever it changes sides."""
 
+TYPES = (mx.float32, mx.float16, mx.bfloat16)
+"""Types of activations that the kernels have."""
+
 Template = Sequence[tuple[str, "mx.Dtype | int | bool"]]
 
 
@@ -71,3 +74,9 @@ def load(path: Path) -> dict[str, Any]:
 def kernel(name: str) -> Launch:
     """The kernel of `name.metal`, made once; MLX compiles it for each template at its first call."""
     return cast(Launch, mx.fast.metal_kernel(**load(FOLDER / f"{name}.metal")))
+
+
+def on_device(flat: mx.array, fill: int) -> mx.array:
+    """The same numbers and enough of `fill` behind them to be in the `device` address space."""
+    missing = LEAST_DEVICE_VALUES - flat.size
+    return mx.pad(flat, [(0, missing)], constant_values=mx.array(fill, flat.dtype)) if missing > 0 else flat
