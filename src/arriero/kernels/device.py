@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 EXTENSION = "arriero_cpu"
 
-if mx.cuda.is_available():
+if mx.cuda.is_available() and os.environ.get("ARRIERO_KERNELS", "").strip().lower() != "graph":
     prepare()
 
 

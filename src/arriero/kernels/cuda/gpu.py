@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from arriero.kernels.cuda.source import own_cache
+
+log = logging.getLogger(__name__)
 
 MULTIPROCESSORS = 16
 SHARED_MEMORY_OPTIN = 97
@@ -70,7 +73,11 @@ def prepare() -> None:
     With few long kernels graphs gain nothing (5.4 ms a step without, 6.0 ms with them, H200), and kernels that write
     in place need their order kept. Whoever sets MLX's own variables decides.
     """
-    own_cache()
+    folder = own_cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled CUDA kernels cannot be kept in %s, so each start compiles them anew: %s", folder, error)
     os.environ.setdefault(COMMAND_GRAPHS, "0")
 
 
