@@ -8,6 +8,7 @@ from arriero.kernels import device
 from arriero.kernels.cuda import dequantize
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Operand, fits, multiply, operand
+from arriero.kernels.metal import product as metal
 from arriero.kernels.packed import Packed, pack
 
 
@@ -37,6 +38,10 @@ def quantized_matmul(
         y = None if matrix is None else on_cuda(gpu, x, matrix)
         if y is not None:
             return y
+    if device.metal() and metal.takes(x, mode=mode, bits=bits, group_size=group_size):
+        return metal.multiply(
+            x, w, scales, biases, mode=mode, bits=bits, group_size=group_size, global_scale=global_scale
+        )
     native = device.native()
     if native is None or (global_scale is not None and global_scale.size > 1):
         return graph(x, w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
