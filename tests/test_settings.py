@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from arriero.settings import Settings, parse_host
+from arriero.settings import Settings, parse_host, unread
 
 
 def read(**environ: str) -> Settings:
@@ -102,3 +102,11 @@ def test_a_body_has_some_size_and_a_grace_is_not_negative(caplog: pytest.LogCapt
     assert "ARRIERO_MAX_BODY" in caplog.text
     assert read(ARRIERO_SHUTDOWN_GRACE="1m").shutdown_grace == 60
     assert read(ARRIERO_SHUTDOWN_GRACE="-1").shutdown_grace == math.inf
+
+
+def test_a_variable_of_ours_that_nothing_reads_is_named_with_the_nearest_setting() -> None:
+    environ = {"ARRIERO_KEEPALIVE": "5m", "ARRIERO_XYZ": "1", "ARRIERO_HOST": "a", "OLLAMA_KV_CACHE_TYPE": "q8_0"}
+    assert unread(environ) == [
+        "ARRIERO_KEEPALIVE is no setting, and nothing reads it; did you mean ARRIERO_KEEP_ALIVE?",
+        "ARRIERO_XYZ is no setting, and nothing reads it",
+    ]

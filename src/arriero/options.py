@@ -29,13 +29,13 @@ OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option("num_ctx", "integer", None, "context window in tokens; unset = decided from memory"),
-        Option("num_batch", "integer", 512, "prompt tokens forwarded at once (a hint)"),
+        Option("num_batch", "integer", 512, "accepted for compatibility; see ARRIERO_PREFILL_CHUNK"),
         Option("num_gpu", "integer", -1, "accepted for compatibility; the device is the machine's"),
         Option("main_gpu", "integer", None, "accepted for compatibility"),
         Option("use_mmap", "boolean", None, "accepted for compatibility; files are always mapped"),
         Option("num_thread", "integer", 0, "accepted for compatibility; see ARRIERO_THREADS"),
-        Option("draft_num_predict", "integer", None, "most speculative tokens per round"),
-        Option("num_keep", "integer", 4, "tokens kept at the front when a raw prompt is shortened"),
+        Option("draft_num_predict", "integer", None, "accepted for compatibility; see ARRIERO_DRAFT_TOKENS"),
+        Option("num_keep", "integer", 4, "accepted for compatibility; nothing is cut within a message"),
         Option("seed", "integer", -1, "seed of the draws; negative = random"),
         Option("num_predict", "integer", -1, "most new tokens; negative = the rest of the context"),
         Option("top_k", "integer", 40, "draw among the k likeliest; 0 = all"),

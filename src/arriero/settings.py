@@ -6,6 +6,7 @@ where anything unreadable counts as true (Ollama's rule).
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +23,14 @@ T = TypeVar("T")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
 
+NAMES = frozenset(
+    "HOST ORIGINS KEEP_ALIVE LOAD_TIMEOUT CONTEXT_LENGTH NUM_PARALLEL MAX_LOADED_MODELS MAX_QUEUE NOPRUNE "
+    "MAX_TRANSFER_STREAMS NOHISTORY EDITOR DEBUG HOME MODELS API_KEY FETCH_IMAGES MAX_BODY SHUTDOWN_GRACE MEMORY_LIMIT "
+    "DTYPE PREFILL_CHUNK PREFILL SPECULATION DRAFT_TOKENS PREFIX_CACHE CACHE_DIR CACHE_LIMIT RESIDENT_TABLES KERNELS "
+    "THREADS CPU_ISA SPIN_US CUDA_AHEAD METAL_KERNELS".split()
+)
+"""All settings, without `ARRIERO_`; some are read where they are used (kernels, the conversation)."""
+
 
 def _trimmed(text: str) -> str:
     return text.strip().strip("\"'").strip()
@@ -35,6 +44,20 @@ def raw(name: str, environ: Mapping[str, str] | None = None) -> str:
         if value:
             return value
     return ""
+
+
+def unread(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each variable that begins with `ARRIERO_` and is no setting: one may be spelled wrong."""
+    environ = os.environ if environ is None else environ
+    sentences = []
+    for variable in sorted(environ):
+        name = variable.removeprefix("ARRIERO_")
+        if name == variable or name in NAMES:
+            continue
+        near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.75)
+        meant = f"; did you mean ARRIERO_{near[0]}?" if near else ""
+        sentences.append(f"{variable} is no setting, and nothing reads it{meant}")
+    return sentences
 
 
 def _read(name: str, default: T, convert: Callable[[str], T], environ: Mapping[str, str]) -> T:

@@ -43,7 +43,7 @@ from arriero.server.routes import (
     v1_models,
 )
 from arriero.server.services import Services
-from arriero.settings import Settings
+from arriero.settings import Settings, unread
 from arriero.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,8 @@ def serve(settings: Settings) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
     log.info("arriero %s listens on http://%s:%d", __version__, shown, port)
+    for sentence in unread():
+        log.warning("%s", sentence)
     if (warning := exposure(settings)) is not None:
         log.warning("%s", warning)
     # uvicorn hands a caught signal back to these handlers once it has shut down; the default ones would end the
