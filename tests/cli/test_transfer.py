@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +22,32 @@ PULL = [
     {"status": "writing manifest"},
     {"status": "success"},
 ]
+
+
+@contextmanager
+def dying(body: bytes) -> Iterator[int]:
+    """The port of a server that answers every request with the beginning of a reply in chunks, and hangs up."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+    alive = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                asked = connection.recv(1 << 16)
+                while asked.startswith(b"POST") and not asked.rstrip().endswith(b"}"):
+                    asked += connection.recv(1 << 16)
+                connection.sendall(head + body if asked.startswith(b"POST") else alive)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
 
 
 def test_pull_without_a_terminal_writes_plain_lines(arriero: Run, server: FakeServer) -> None:
@@ -41,6 +71,25 @@ def test_an_error_in_the_middle_of_a_pull_is_an_exit_of_1(arriero: Run, server: 
     result = arriero("pull", "a")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "Error: digest mismatch"
+
+
+@pytest.mark.parametrize("verb", [["pull", "a"], ["push", "a"], ["verify"]])
+@pytest.mark.parametrize(
+    "rest", [b"", b"2b\r\n", b'2b\r\n{"status":', b'2b\r\n{"status":"pulling manifest but not all"}']
+)
+def test_a_server_that_dies_in_the_middle_is_an_error(arriero: Run, verb: list[str], rest: bytes) -> None:
+    with dying(b'16\r\n{"status":"beginning"}\r\n' + rest) as port:
+        result = arriero(*verb, ARRIERO_HOST=f"127.0.0.1:{port}")
+    assert result.returncode == 1
+    assert "the server closed the connection in the middle of a reply" in result.stderr.splitlines()[-1]
+    assert result.stdout == ""
+
+
+def test_statuses_that_end_without_success_are_an_error(arriero: Run, server: FakeServer) -> None:
+    server.replies["POST", "/api/pull"] = lambda _: (200, PULL[:-1])
+    result = arriero("pull", "a")
+    assert result.returncode == 1
+    assert "ended its reply after 'writing manifest', before it was done" in result.stderr.splitlines()[-1]
 
 
 def test_push_shows_its_steps(arriero: Run, server: FakeServer) -> None:

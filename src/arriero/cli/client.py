@@ -69,7 +69,7 @@ class Client:
     def stream(self, method: str, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects of an NDJSON reply as they arrive; an `error` line raises ApiError."""
         with self._request(method, path, body) as response:
-            while line := response.readline():
+            for line in response.lines():
                 if not line.strip():
                     continue
                 item = self._decoded(line)
@@ -177,11 +177,18 @@ class _Response:
         except (OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(f"the server closed the connection in the middle of a reply ({error})") from None
 
-    def readline(self) -> bytes:
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the body as they come."""
+        # Not by `readline`, which takes a connection that is cut between two chunks for the end.
+        rest = b""
         try:
-            return self._response.readline()
+            while piece := self._response.read1():
+                *whole, rest = (rest + piece).split(b"\n")
+                yield from whole
         except (OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(f"the server closed the connection in the middle of a reply ({error})") from None
+        if rest:
+            yield rest
 
 
 def _error_text(body: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import click
 
 from arriero.cli import human
+from arriero.errors import ServerUnreachable
 
 _STEP = 10
 """Percent between two plain lines of one bar."""
@@ -64,9 +65,13 @@ class Progress:
                 self._bar(_TOTAL, *self._sum())
 
     def follow(self, updates: Iterable[dict[str, Any]]) -> None:
-        """Show every object of a status stream."""
+        """Show every object of a status stream; raises ServerUnreachable for one that ends without its `success`."""
+        status = ""
         for update in updates:
-            self.show(update.get("status", ""), update.get("completed", 0), update.get("total", 0))
+            status = update.get("status", "")
+            self.show(status, update.get("completed", 0), update.get("total", 0))
+        if status != "success":
+            raise ServerUnreachable(f"the server ended its reply after {status!r}, before it was done; see its log")
 
     def _bar(self, status: str, completed: int, total: int) -> None:
         task = self._tasks.get(status)
