@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from arriero.bench.gpu_models import CONFIGS, random_model
-from arriero.kernels import device
 from arriero.kernels.cuda import attention, dequantize, source
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.probe import probe
@@ -113,7 +112,6 @@ def test_the_probe_passes_and_notices_wrong_numbers(small: Gpu, monkeypatch: pyt
 
 
 def test_replayed_steps_are_those_built_layer_by_layer(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "native", lambda: None)
     config = CONFIGS["Qwen3-8B"] | {
         "hidden_size": 128,
         "intermediate_size": 128,
@@ -127,7 +125,6 @@ def test_replayed_steps_are_those_built_layer_by_layer(small: Gpu, monkeypatch: 
     recorded: list[object] = []
 
     def compiled(function: Callable[..., list[mx.array]]) -> Callable[..., list[mx.array]]:
-        # An executed kernel has numbers at once, so there is nothing to trace.
         recorded.append(function)
         return function
 
