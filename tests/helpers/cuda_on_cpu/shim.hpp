@@ -1,21 +1,20 @@
 // What the kernels use of CUDA, for a CPU. Threads of a block are fibers that run one after another, in an order that a
 // seed shuffles, until each waits for its warp or its block. A collective that not all threads of a warp or block reach
 // is reported, and shared memory is poisoned before each block.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <vector>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
-using std::max;
-using std::min;
+// Few and small headers: most of a kernel's compilation would be theirs.
+template <class A, class B>
+inline auto max(A a, B b) -> decltype(true ? a : b) { return a < b ? b : a; }
+template <class A, class B>
+inline auto min(A a, B b) -> decltype(true ? a : b) { return b < a ? b : a; }
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -108,16 +107,17 @@ inline void change(Context& from, Context& to) { swapcontext(&from, &to); }
 enum State { READY, WARP, BLOCK, DONE };
 struct Fiber { Context context; State state; int parity; };
 constexpr size_t STACK = 128 << 10;
+constexpr int MOST = 1024;
 struct Block {
-  std::vector<Fiber> fibers;
-  std::unique_ptr<char[]> stacks;
+  Fiber fibers[MOST];
+  char* stacks;
   Context home;
-  int current = 0;
-  void (*entry)() = nullptr;
+  int current;
+  void (*entry)();
 };
 static Block block;
 struct Slot { unsigned words[8]; };
-static std::vector<Slot> slots[2];
+static Slot slots[2][MOST];
 
 inline void wait(State state) {
   Fiber& f = block.fibers[block.current];
@@ -128,7 +128,7 @@ inline void wait(State state) {
 inline const Slot* exchange(const Slot& mine) {
   int me = block.current;
   Fiber& f = block.fibers[me];
-  auto& buffer = slots[f.parity];
+  Slot* buffer = slots[f.parity];
   f.parity ^= 1;
   buffer[me] = mine;
   wait(WARP);
@@ -197,21 +197,27 @@ inline void enter() {
 }
 // Runs one block; what is wrong with its collectives, or null.
 inline const char* run(int threads, void (*entry)(), unsigned seed) {
-  std::mt19937 random(seed);
+  uint64_t random = seed * 2654435761u + 1;
   memset(shared_, 0xff, sizeof shared_);
-  block.fibers.assign(threads, Fiber{});
-  if (!block.stacks) block.stacks.reset(new char[1024 * STACK]);
-  for (auto& s : slots) s.assign(threads, Slot{});
+  if (!block.stacks) block.stacks = (char*)malloc(MOST * STACK);
   block.entry = entry;
   for (int i = 0; i < threads; ++i) {
     Fiber& f = block.fibers[i];
-    prepare(f.context, block.stacks.get() + i * STACK, STACK, enter);
+    f.state = READY;
+    f.parity = 0;
+    prepare(f.context, block.stacks + i * STACK, STACK, enter);
   }
-  std::vector<int> order(threads);
+  int order[MOST];
   for (int i = 0; i < threads; ++i) order[i] = i;
   for (;;) {
-    std::shuffle(order.begin(), order.end(), random);
-    for (int i : order) {
+    for (int i = threads - 1; i > 0; --i) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      int j = (random >> 33) % (i + 1), k = order[i];
+      order[i] = order[j];
+      order[j] = k;
+    }
+    for (int o = 0; o < threads; ++o) {
+      int i = order[o];
       if (block.fibers[i].state != READY) continue;
       block.current = i;
       threadIdx = {i, 0, 0};
@@ -234,7 +240,7 @@ inline const char* run(int threads, void (*entry)(), unsigned seed) {
     if (done == threads) return nullptr;
     if (waiting && waiting + done == threads) {
       if (done) return "some threads left before a barrier of the block";
-      for (auto& f : block.fibers) f.state = READY;
+      for (int i = 0; i < threads; ++i) block.fibers[i].state = READY;
       moved = true;
     }
     if (!moved) return "threads wait for a collective that others do not reach";
