@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.metal import gated_delta as metal
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
 CHUNK = 64
@@ -64,7 +65,42 @@ def gated_delta(
             q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps
         )
         return carried(y, every)
+    if device.metal() and metal.takes(q, k, v):
+        return on_metal(q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
     return graph(q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
+
+
+def on_metal(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    *,
+    rate: mx.array,
+    bias: mx.array,
+    states: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Stops,
+    eps: float,
+) -> Carried:
+    """One launch for spans that are alike, as when decoding, else one for each."""
+    if len(set(lengths)) == 1 and len({tuple(wanted) for wanted in stops}) == 1:
+        together = states[0][None] if len(states) == 1 else mx.stack(list(states))
+        wanted = [*stops[0], lengths[0]]
+        y, every = metal.gated_delta(q, k, v, a, b, rate=rate, bias=bias, states=together, stops=wanted, eps=eps)
+        return carried(y, [[every[j, i] for j in range(every.shape[0])] for i in range(len(states))])
+    outputs: list[mx.array] = []
+    kept: list[list[mx.array]] = []
+    start = 0
+    for state, length, inside in zip(states, lengths, stops, strict=True):
+        parts = [x[start : start + length] for x in (q, k, v, a, b)]
+        wanted = [*inside, length]
+        y, every = metal.gated_delta(*parts, rate=rate, bias=bias, states=state[None], stops=wanted, eps=eps)
+        outputs.append(y)
+        kept.append([every[j, 0] for j in range(every.shape[0])])
+        start += length
+    return carried(joined(outputs), kept)
 
 
 def graph(
