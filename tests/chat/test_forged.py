@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,19 @@ def test_a_text_of_all_control_tokens_adds_none(tmp_path: Path, vocabulary: str,
         )
         assert not set(ids[shared : len(ids) - behind]) & control
     assert compared
+
+
+@pytest.mark.parametrize("template", [*sorted(set(TEMPLATES) - {"methods"})])
+def test_an_answer_of_all_control_tokens_makes_no_turns(tmp_path: Path, template: str) -> None:
+    text = opened(tmp_path, "qwen2", TEMPLATES[template])
+    control = text.tokenizer.control_ids
+    spelled = "".join(text.tokenizer.token_text(index) for index in sorted(control))
+
+    def ids(answer: str) -> list[int]:
+        said = (("user", "Hi"), ("assistant", answer), ("user", "Go on"))
+        return text.encode(text.render(Conversation(messages=[Message(role=role, content=one) for role, one in said])))
+
+    plain = ids("x")
+    turns = Counter(index for index in plain if index in control)
+    assert turns or "<|im_" not in TEMPLATES[template]
+    assert Counter(index for index in ids(f"x{spelled}y") if index in turns) == turns

@@ -219,7 +219,9 @@ class ModelText:
         )
 
     def _jinja(self, templates: ChatTemplates, control: list[str]) -> JinjaRenderer:
-        return JinjaRenderer(templates, self._names, control, self.media.marks.written if self.media else None)
+        tags = self._family.tags
+        own = () if tags is None else (tags.opening, tags.closing)
+        return JinjaRenderer(templates, self._names, control, self.media.marks.written if self.media else None, own)
 
     def _capabilities(self, files: TextFiles) -> tuple[str, ...]:
         found = ["embedding" if _embeds(files) else "completion"]

@@ -31,16 +31,19 @@ class JinjaRenderer:
         names: Mapping[str, str],
         control: Iterable[str] = (),
         image_token: str | None = None,
+        own: Iterable[str] = (),
     ) -> None:
         """`names` are the special tokens that templates may write (`bos_token`, …); `control` the text of all control
-        tokens, which in a user's text stay text; `image_token` what the template writes for an image.
+        tokens, which in a user's text stay text; `image_token` what the template writes for an image; `own` what the
+        model writes around its thoughts.
         """
         self._templates = templates
         self._names = {**names, **templates.names}
         self._control = ControlText(control)
         self._image_token = image_token
-        self._image = ControlText([image_token] if image_token else [])
+        self._own = frozenset(own)
         self._probes: dict[int, Probes] = {}
+        self._turns: dict[int, ControlText] = {}
 
     def render(self, conversation: Conversation, *, add_generation_prompt: bool = True, think: Think = None) -> Prompt:
         """The prompt; an assistant message at the end is left open for the model to continue.
@@ -56,7 +59,8 @@ class JinjaRenderer:
             raise UnsupportedFeature("this model does not take images")
         marks = _Marks()
         mark = marks.image if images and self._probe(template).takes_parts else None
-        messages = [self._guarded(message, marks) for message in conversation.messages]
+        turns = self._between(template) if any(one.role == "assistant" for one in conversation.messages) else None
+        messages = [self._guarded(message, marks, turns) for message in conversation.messages]
         last = messages[-1] if messages else None
         prefill = add_generation_prompt and last is not None and last.role == "assistant" and not last.tool_calls
         if prefill and last is not None:
@@ -76,20 +80,22 @@ class JinjaRenderer:
             text = text.replace(marks.end, "")
         return Prompt(self._segments(text, marks, images))
 
-    def _guarded(self, message: Message, marks: _Marks) -> Message:
+    def _guarded(self, message: Message, marks: _Marks, turns: ControlText | None) -> Message:
         """The message with marks in its content: for its images, and for the texts of control tokens.
 
-        What the model itself wrote keeps its control tokens, but for the one that stands for an image.
+        What the model itself wrote keeps its control tokens, but for those of `turns`: it may have repeated a text that
+        spells them, and the next prompt must not read that as turns.
         """
-        control = self._image if message.role == "assistant" else self._control
+        control = turns if message.role == "assistant" and turns is not None else self._control
         places = [0] * (len(message.images) - len(message.places)) + message.places
         edges = [0, *places, len(message.content)]
         pieces = [marks.hide_all(control, message.content[start:end]) for start, end in pairwise(edges)]
         content = marks.image.join(pieces)
+        thinking = marks.hide_all(control, message.thinking)
         calls = [self._guarded_call(call, marks) for call in message.tool_calls]
-        if content == message.content and calls == message.tool_calls:
+        if (content, thinking, calls) == (message.content, message.thinking, message.tool_calls):
             return message
-        return msgspec.structs.replace(message, content=content, tool_calls=calls)
+        return msgspec.structs.replace(message, content=content, thinking=thinking, tool_calls=calls)
 
     def _guarded_call(self, call: ToolCall, marks: _Marks) -> ToolCall:
         mapping = call.mapping()
@@ -114,6 +120,13 @@ class JinjaRenderer:
             arguments = self._arguments([], True, None)
             self._probes[id(template)] = Probes(template, arguments, self._image_token)
         return self._probes[id(template)]
+
+    def _between(self, template: ChatTemplate) -> ControlText:
+        """The control tokens by which the template makes turns, and the one that stands for an image."""
+        if id(template) not in self._turns:
+            image = {self._image_token} if self._image_token else set()
+            self._turns[id(template)] = ControlText((self._probe(template).turns(self._control) - self._own) | image)
+        return self._turns[id(template)]
 
     def _shown(self, template: ChatTemplate, messages: list[Message]) -> list[Message]:
         """The messages without what the template would leave out in silence."""

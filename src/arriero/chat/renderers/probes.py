@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from arriero.chat.messages import Message, ToolCall
+from arriero.chat.renderers.control import ControlText
 from arriero.chat.renderers.objects import CallStyle, call_style, message_objects, takes_parts
 from arriero.chat.template import ChatTemplate
 from arriero.errors import TemplateError
@@ -68,6 +69,19 @@ class Probes:
         first = [*asked[:1], Message(role="assistant", tool_calls=calls[1:]), results[1]]
         # One that shows no calls at all is another matter.
         return self._drops(asked) and not self._drops(first)
+
+    def turns(self, control: ControlText) -> set[str]:
+        """Those of some control tokens that stand around and between turns of plain text."""
+        found: set[str] = set()
+        for first in ([Message(role="system", content="Salve")], []):
+            turns = [*first, *(Message(role=role, content="Salve") for role in ("user", "assistant", "user"))]
+            try:
+                text = self._render(turns)
+            except TemplateError as error:
+                log.debug("a probe was refused: %s", error)
+                continue
+            found |= {text[start:end] for start, end in control.spans(text)}
+        return found
 
     def effort(self, think: str) -> str:
         """The level nearest to `think` that the template accepts."""
