@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from arriero.kernels import device, indexed_attention
+from arriero.kernels import attention, device, indexed_attention
 from arriero.kernels.metal import attention as metal
 from tests.metal.launches import ORDERS, apart, caught, emulated, faulty, launch, runnable
 
@@ -104,6 +104,48 @@ def test_the_operation_takes_the_kernel_where_it_may(monkeypatch: pytest.MonkeyP
     mixed = indexed_attention.indexed_attention(q.astype(mx.bfloat16), k, v, blocks, **how)
     assert mixed.dtype == mx.bfloat16
     assert len(calls) == 2  # types that differ go to plain MLX
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "rows", "base", "held", "how"),
+    [
+        (1, 1, 8, 1, 0, 1, {}),
+        (8, 2, 64, 3, 0, 70, {"sinks": True}),
+        (4, 2, 128, 2, 5, 40, {"window": 9, "softcap": 3.0}),
+        (3, 3, 24, 4, 2, 21, {"softcap": 2.0, "sinks": True}),
+        (2, 1, 32, 3, 0, 12, {"causal": False}),
+        (2, 1, 256, 2, 3, 30, {"window": 50}),
+    ],
+    ids=["one element", "sinks", "window and softcap", "softcap and sinks", "not causal", "a window wider than all"],
+)
+def test_keys_in_sight_are_read_as_plain_mlx_reads_them(
+    dtype: mx.Dtype, heads: int, kv_heads: int, width: int, rows: int, base: int, held: int, how: dict[str, Any]
+) -> None:
+    q, k, v = normal(rows, heads, width, dtype=dtype), *(cache(kv_heads, held, width, dtype, s) for s in (1, 2))
+    sinks = normal(heads, seed=4) if how.get("sinks") else None
+    given = {"scale": width**-0.5, "position": base + held - rows, "base": base, "window": None, "softcap": None}
+    given |= {"causal": True, **how, "sinks": sinks}
+    # Plain MLX on its own numbers, so that only the result is rounded.
+    wide = [x.astype(mx.float32) for x in (q.swapaxes(0, 1)[None], k, v)]
+    want = attention.graph(*wide, **given, memo={})[0].swapaxes(0, 1).astype(dtype)
+    for order in ORDERS:
+        assert apart(metal.dense(q, k, v, **given, launch=launch("attention", **order)), want) <= LIMIT[dtype]
+
+
+def test_rows_with_caches_of_their_own_take_the_kernel_and_prompts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, positions, bases = [1, 4, 17], [9, 3, 0], [2, 0, 0]
+    q = normal(sum(lengths), 4, 32)
+    k, v = (
+        [cache(2, p + n - b, 32, mx.float32, s) for p, n, b in zip(positions, lengths, bases, strict=True)]
+        for s in (1, 2)
+    )
+    how: dict[str, Any] = {"scale": 0.2, "lengths": lengths, "positions": positions, "bases": bases, "window": 6}
+    monkeypatch.setattr(device, "native", lambda: None)
+    want = attention.attention(q, k, v, **how)
+    calls = taken(monkeypatch)
+    assert apart(attention.attention(q, k, v, **how), want) <= 1e-5
+    assert calls == ["attention", "attention"]
 
 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.activation import softcap as cap
+from arriero.kernels.metal import attention as metal
 
 ALIGN = 256
 """Histories are cut at multiples of this, so that a key's place in a sum does not depend on the cut."""
@@ -73,10 +74,29 @@ def attention(
             sinks=sinks,
             causal=causal,
         )
+    on_metal = device.metal()
     outputs: list[mx.array] = []
     start = 0
     for k, v, length, position, base in zip(keys, values, lengths, positions, bases, strict=True):
-        span = q[start : start + length].swapaxes(0, 1)[None]
+        part = q[start : start + length]
+        if on_metal and length <= metal.MOST_QUERIES and metal.takes(part, k, v):
+            outputs.append(
+                metal.dense(
+                    part,
+                    k,
+                    v,
+                    scale=scale,
+                    position=position,
+                    base=base,
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    causal=causal,
+                )
+            )
+            start += length
+            continue
+        span = part.swapaxes(0, 1)[None]
         outputs.append(
             graph(
                 span,

@@ -10,6 +10,8 @@ SIMDGROUPS = 8
 """Of 32 lanes each: 256 threads, which all Apple GPUs allow for a kernel of this many registers."""
 WIDEST = 512
 """The widest heads: a lane holds an eighth of a query and of a sum, and a threadgroup has 32 KiB."""
+MOST_QUERIES = 16
+"""Queries of a span up to which each reads its keys alone; more share them in plain MLX's kernels for prompts."""
 SHARED_WIDTH = 256
 """Numbers of all queries of one threadgroup, which bounds how many heads read a key together."""
 
