@@ -257,6 +257,15 @@ def test_a_tensor_in_two_shards_is_refused(store, tmp_path):
             r"x.weight of shape \[4, 8\] has FP8 scales of shape \[2, 2\]",
         ),
         (
+            {
+                "x.weight_packed": np.zeros((4, 8), np.int32),
+                "x.weight_scale": np.ones((4, 2), np.float32),
+                "x.weight_shape": np.array([4, 64], np.int64),
+            },
+            UnsupportedFeature,
+            "x.weight is stored as I32, a quantisation that is not imported yet",
+        ),
+        (
             {"x.weight": np.ones((4, 8), ml_dtypes.float8_e5m2), "x.weight_scale": np.ones((), np.float32)},
             UnsupportedFeature,
             "x.weight is stored as F8_E5M2",

@@ -82,6 +82,20 @@ def test_a_draft_is_stored_beside_its_model_and_loads_from_there(store, tmp_path
         )
 
 
+def test_the_uploaded_files_of_a_draft_are_gone_afterwards(store, tmp_path, judged):
+    model = both(store, tmp_path, judged, "dflash_full")
+    uploaded = upload(store, tmp_path / "draft")["model.safetensors"]
+    assert uploaded not in model.manifest.digests()
+    made(
+        store,
+        judged,
+        model="again",
+        from_="m",
+        draft_files={"model.safetensors": uploaded, "config.json": upload(store, tmp_path / "draft")["config.json"]},
+    )
+    assert not store.blobs.has(uploaded)
+
+
 def test_the_configuration_blob_says_where_the_draft_is(store, tmp_path, judged):
     model = both(store, tmp_path, judged, "dflash_full")
     assert model.config.draft == {

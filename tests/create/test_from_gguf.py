@@ -28,10 +28,11 @@ from arriero.store.store import Store
 from tests.create.test_adapter import halves, peft
 from tests.helpers.checkpoint_folder import upload, write_folder
 from tests.helpers.forward import whole
-from tests.helpers.gguf_files import gguf_bytes, write_tiny_llama_gguf
+from tests.helpers.gguf_files import encode, gguf_bytes, random_blocks, write_tiny_llama_gguf
 from tests.helpers.hybrid_gguf import write_gpt_oss, write_nemotron
 from tests.helpers.memory_checkpoint import MemoryCheckpoint, dequantize
 from tests.helpers.unchecked import unchecked
+from tests.model.test_checkpoint_gguf import EMBEDDING, keys_of
 from tests.model.test_qwen3_5_gguf import GOLDENS
 from tests.model.test_qwen3_5_gguf import write as write_qwen
 
@@ -155,6 +156,33 @@ def test_a_second_rounding_of_a_file_never_adds_precision(tmp_path):
     with pytest.raises(InvalidRequest, match="no tensor of the model becomes int8: it is int4 already"):
         create(store, request, lambda status: None, check=unchecked)
     assert store.list() == []
+
+
+def test_what_has_as_many_bits_as_asked_is_not_rounded_again(tmp_path):
+    """A layout of other groups than ours would be another rounding, and no smaller."""
+    write_tiny_llama_gguf(tmp_path / "m.gguf", "Q8_0")
+    file = Checkpoint.open(GGUFSource((str(tmp_path / "m.gguf"),)))
+    layers = Checkpoint.open(layers_of(tmp_path / "m.gguf", "int8"))
+    one, other = (found.weight(f"{Q}.weight") for found in (file, layers))
+    assert other.quantization == one.quantization
+    np.testing.assert_array_equal(np.array(other.data), np.array(one.data))
+
+
+def test_each_expert_of_an_nvfp4_stack_has_its_factor_in_its_numbers(tmp_path):
+    keys = keys_of("qwen3moe", expert_count=4, expert_used_count=2, expert_feed_forward_length=32)
+    factors = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+    held = EMBEDDING | {
+        "blk.0.ffn_up_exps.weight": ("NVFP4", random_blocks("NVFP4", 4 * 32, 64).reshape(4, 32, -1)),
+        "blk.0.ffn_up_exps.scale": encode("F32", factors),
+    }
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(keys, held))
+    name = "model.layers.0.mlp.experts.up_proj.weight"
+    want = dequantize(Checkpoint.open(GGUFSource((str(path),))).weight(name)).astype(mx.float32)
+    got = Checkpoint.open(layers_of(path, "bf16")).weight(name).data
+    np.testing.assert_array_equal(
+        np.array(got.astype(mx.float32)), np.array(want.astype(mx.bfloat16).astype(mx.float32))
+    )
 
 
 def test_an_adapter_goes_onto_a_file(tmp_path):

@@ -15,6 +15,8 @@ from arriero.source import FolderSource
 from arriero.store import manifests
 from arriero.store.store import Store
 from tests.helpers.checkpoint_folder import packed, tensors, upload, write_folder
+from tests.helpers.golden_store import small_tokenizer
+from tests.helpers.layouts import LAYOUTS
 from tests.helpers.memory_checkpoint import dequantize
 from tests.helpers.unchecked import unchecked
 
@@ -91,6 +93,17 @@ def test_a_second_rounding_never_adds_precision(store, tmp_path):
     for name in ("model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"):
         assert Checkpoint.open(plain.source()).info(name).quantization is None
         np.testing.assert_allclose(numbers(plain, name), numbers(stored, name), rtol=2**-8)
+
+
+def test_the_factor_of_a_stored_table_goes_into_its_shards(store, tmp_path):
+    folder = LAYOUTS["flash next, fp8"]().write(tmp_path / "f")
+    (folder / "tokenizer.json").write_text(small_tokenizer())
+    made(store, model="base", files=upload(store, folder))
+    again, _ = made(store, from_="base", quantize="bf16")
+    direct, _ = made(store, model="direct", files=upload(store, folder), quantize="bf16")
+    layers = {layer.name: layer.digest for layer in again.manifest.of(manifests.TENSOR)}
+    assert layers == {layer.name: layer.digest for layer in direct.manifest.of(manifests.TENSOR)}
+    assert not [name for name in layers if name.endswith("ngram_embedding.weight_scale")]
 
 
 def test_layers_of_several_tensors_are_written_again_whole(store, tmp_path):

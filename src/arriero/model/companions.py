@@ -82,9 +82,11 @@ def _companions(name: str, parts: Mapping[str, Part]) -> Bundle | None:
         stem = name.removesuffix("_packed")
         if stem + "_scale" not in parts:
             return None
-        return Bundle(
-            stem, part, parts[stem + "_scale"], None, parts.get(stem + "_global_scale"), global_kind="reciprocal"
-        )
+        scale = parts[stem + "_scale"]
+        if scale.span.dtype in ("F32", "BF16", "F16"):
+            what = "is whole numbers as compressed-tensors packs them, which are not supported"
+            return Bundle(stem, part, refused=f"{what}; use the BF16 weights or an MLX conversion")
+        return Bundle(stem, part, scale, None, parts.get(stem + "_global_scale"), global_kind="reciprocal")
     if not name.endswith(".weight"):
         return None
     module = name.removesuffix(".weight")
