@@ -56,6 +56,11 @@ def test_a_near_miss_names_the_nearest(config: dict[str, object], nearest: str) 
         check_config(config)
 
 
+def test_a_name_that_only_ends_like_others_is_near_to_none() -> None:
+    with pytest.raises(UnsupportedArchitecture, match=r"FooForCausalLM is not supported\. Known architectures"):
+        check_config({"architectures": ["FooForCausalLM"]})
+
+
 def test_a_family_that_runs_from_safetensors_only_says_so_of_its_gguf_files() -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"gemma4 is not supported\. It runs from safetensors"):
         check_config({"architectures": ["gemma4"], "model_type": "gemma4"})

@@ -1,1 +1,1 @@
-"""Measurements: speed, memory, quality, as tables."""
+"""Measurements for `arriero bench`: speed, what quantising cost, kernels of a GPU. Refuses to know models' insides."""

@@ -179,7 +179,12 @@ def _beyond() -> str:
 def _nearest(names: list[str]) -> str | None:
     known = {name.lower(): name for name in ARCHITECTURES} | MODEL_TYPES
     for name in names:
-        matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-        if matches:
-            return known[matches[0]]
+        for match in difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.6):
+            # Any two names that end in ForCausalLM are near by that alone.
+            if difflib.SequenceMatcher(None, _stem(name), _stem(match)).ratio() >= 0.6:
+                return known[match]
     return None
+
+
+def _stem(name: str) -> str:
+    return name.lower().partition("for")[0]
