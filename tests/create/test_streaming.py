@@ -27,6 +27,8 @@ def peak(folder, store, kind):
         tracemalloc.stop()
 
 
-def test_less_than_the_largest_tensor_is_held_whatever_the_model_s_size(tmp_path):
+def test_less_than_the_codes_of_one_tensor_are_held_whatever_the_model_s_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("arriero.create.quantize.THREADS", 2)  # each holds the scratch of a block
     write_synthetic(tmp_path / "m", layers=1, hidden=4096, tensor_rows=4096)
-    assert peak(tmp_path / "m", Store(tmp_path / "store"), "mxfp8") < TENSOR
+    codes = TENSOR // 2
+    assert peak(tmp_path / "m", Store(tmp_path / "store"), "mxfp8") < 0.8 * codes
