@@ -186,6 +186,13 @@ ODD = [
     ({"anyOf": [{"type": "string"}, {"type": "object"}]}, "type"),
     ({"type": "object", "properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}, "oneOf"),
     ({"type": "object", "properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
+    ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", {}]}, "required"),
+    ({"type": "object", "properties": {"a": {"anyOf": 7}}}, "anyOf"),
+    ({"type": "object", "properties": {"a": {"enum": []}}}, "enum"),
+    ({"type": "object", "properties": {"a": {"type": "array", "minItems": "1"}}}, "minItems"),
+    ({"type": "object", "properties": {"a": {"type": "array", "maxItems": {}}}}, "maxItems"),
+    ({"type": "object", "properties": {"a": {"type": "string", "maxLength": True}}}, "maxLength"),
+    ({"type": "object", "properties": ["a"]}, "properties"),
 ]
 
 
@@ -195,6 +202,33 @@ def test_a_keyword_that_a_notation_can_not_keep_is_named(schema: Any, keyword: s
     _, form, words = setting(name, True)
     with pytest.raises(InvalidRequest, match=f"'odd': .*'{keyword}".replace("$", "\\$")):
         strict_calls(form, words.tag, [tool("odd", schema, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen's elements", "tagged"])
+def test_a_schema_without_a_bottom_is_refused(name: str) -> None:
+    deep: dict[str, Any] = {"type": "object", "properties": {}}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"a": deep}}
+    _, form, words = setting(name, True)
+    with pytest.raises(InvalidRequest, match="'odd': "):
+        strict_calls(form, words.tag, [tool("odd", deep, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen's elements", "glm's elements"])
+@pytest.mark.parametrize("pattern", [r"^https?:\/\/x$", "^https?://x$", r"^https?:[\/]{2}x$"])
+def test_a_slash_in_a_pattern_may_be_escaped_or_not(name: str, pattern: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"at": {"type": "string", "pattern": pattern}},
+        "required": ["at"],
+        "additionalProperties": False,
+    }
+    family, form, words = setting(name, True)
+    offered = [tool("go", schema)]
+    grammar = grammar_for(call_format(form, words.tag, offered, many=False), FAMILIES[family].parser("", offered))
+    drawn = words.draw(grammar, 0)
+    assert drawn is not None
+    assert b"".join(words.tokens[token] for token in drawn).count(b"://x") == 1
 
 
 def test_a_call_that_can_not_be_kept_may_have_any_arguments_unless_it_is_strict(

@@ -148,7 +148,8 @@ def _arguments(form: CallForm, rules: Rules, tool: Tool) -> str:
         return form.notation.anything(rules)
     try:
         return form.notation.arguments(rules, schema)
-    except InvalidRequest as error:
+    except (InvalidRequest, RecursionError) as found:
+        error = "it is nested too deeply" if isinstance(found, RecursionError) else found
         if _is_strict(tool):
             raise InvalidRequest(f"the parameters of the tool '{tool.name}': {error}") from None
         log.warning("the arguments of '%s' may be any: %s", tool.name[:80], error)

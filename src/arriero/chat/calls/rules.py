@@ -10,6 +10,8 @@ from typing import Any
 from arriero import grammar
 from arriero.chat.grammar import Spell
 
+_DELICATE = re.compile(r"\\.|[/\n]", re.DOTALL)
+_SPELLED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _WHITE_SPACE = {"whitespace_flexible": True, "whitespace_pattern": grammar.BLANKS}
 
 
@@ -88,4 +90,5 @@ def literal(text: str) -> str:
 
 def regex(expression: str) -> str:
     """A regular expression as Lark writes it."""
-    return "/" + expression.replace("/", "\\/").replace("\n", "\\n") + "/"
+    # What is escaped already stays so: `\/` is how many schemas write a slash.
+    return "/" + _DELICATE.sub(lambda found: _SPELLED.get(found[0], found[0]), expression) + "/"

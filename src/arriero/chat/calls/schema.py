@@ -22,6 +22,7 @@ _KEYWORDS = {
     "object": {"properties", "required", "additionalProperties"},
 }
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems"}
 _DEPTH = 16
 _MOST = 64
 """Alternatives of one value."""
@@ -46,6 +47,7 @@ class Schemas:
             if not isinstance(schema, dict):
                 raise unenforceable("false" if schema is False else "schema")
             if "$ref" not in schema:
+                _check(schema)
                 return schema
             if set(schema) - _NOTES - {"$ref"}:
                 raise unenforceable(f"{min(set(schema) - _NOTES - {'$ref'})} beside $ref")
@@ -103,6 +105,21 @@ class Schemas:
         return found
 
 
+def _check(schema: Schema) -> None:
+    """Raise InvalidRequest for a keyword whose value is of no form that schemas have."""
+    for word, value in schema.items():
+        if word in _COUNTS:
+            good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        elif word in ("anyOf", "oneOf", "enum"):
+            good = isinstance(value, list) and value != []
+        elif word == "required":
+            good = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        else:
+            good = word != "properties" or isinstance(value, dict)
+        if not good:
+            raise InvalidRequest(f"the keyword '{word}' can't be {json.dumps(value)[:60]}")
+
+
 def constants(schema: Schema) -> list[Any] | None:
     """The values that a schema names one by one, None where it doesn't."""
     if "const" in schema:
@@ -113,10 +130,7 @@ def constants(schema: Schema) -> list[Any] | None:
 
 def properties(schema: Schema) -> Iterator[tuple[str, Any, bool]]:
     """Name, schema and whether it is required, of each property; InvalidRequest for a required one that is unknown."""
-    named = schema.get("properties")
-    named = named if isinstance(named, dict) else {}
-    required = schema.get("required")
-    required = required if isinstance(required, list) else []
+    named, required = schema.get("properties", {}), schema.get("required", [])
     if set(required) - set(named):
         raise unenforceable("required")
     for name, inner in named.items():
@@ -131,8 +145,6 @@ def any_string(schema: Schema) -> bool:
 def string_expression(schema: Schema, without: str = "") -> str:
     """Lark's expression for the strings of a schema, which hold none of the characters `without`."""
     low, high = schema.get("minLength", 0), schema.get("maxLength")
-    if not isinstance(low, int) or not (high is None or isinstance(high, int)):
-        raise unenforceable("minLength" if not isinstance(low, int) else "maxLength")
     char = f"[^{re.escape(without)}]" if without else "."
     count = "*" if not low and high is None else f"{{{low},{'' if high is None else high}}}"
     found = regex(f"(?s:{char}{count})")
