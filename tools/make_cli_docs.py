@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from arriero.cli.chat.slash import HELP, HELP_KEYS, HELP_SET, HELP_SHOW
 from arriero.cli.main import ALIASES, VERBS, cli
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
@@ -20,11 +21,17 @@ Results go to stdout; progress, prompts and errors to stderr. Exit codes: 0, 1 f
 `bench` start one when none answers, and say so.
 """
 
+CONVERSATION = """## In a conversation
+
+`arriero run MODEL` without a prompt talks with the model. A line that begins with `/` is a command; a message that
+begins with three quotes goes on over lines until three more.
+"""
+
 
 def page() -> str:
     """The whole page as text."""
-    parts = [INTRODUCTION]
     context = click.Context(cli, info_name="arriero", max_content_width=100, terminal_width=100)
+    parts = [INTRODUCTION, f"```\n{cli.get_help(context)}\n```\n"]
     for name in VERBS:
         command = cli.get_command(context, name)
         assert command is not None
@@ -32,6 +39,8 @@ def page() -> str:
         also = f" (also `{'`, `'.join(aliases)}`)" if aliases else ""
         with click.Context(command, info_name=name, parent=context, max_content_width=100, terminal_width=100) as own:
             parts.append(f"## {name}{also}\n\n```\n{command.get_help(own)}\n```\n")
+    parts.append(CONVERSATION)
+    parts += [f"```\n{text}\n```\n" for text in (HELP, HELP_SET, HELP_SHOW, HELP_KEYS)]
     return "\n".join(parts)
 
 
