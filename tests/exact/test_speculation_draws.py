@@ -1,7 +1,7 @@
 """Sampled four-token replies of the engine, with the scores of every kind of draft, against the law of plain decoding.
 
 Forwards are looked up (`tests/helpers/memoised.py`); the engine, its rules, the draft's choices and their law are real.
-`-m full` draws 20,000 replies of each kind and transform and prints their p; a part with 400 always runs.
+`-m slow` draws 20,000 replies of each kind and transform and prints their p; a part with 400 always runs.
 
 Power: with δ = Σ (p' − p)² / p of what is compared, a wrong law p' is rejected in 99 of 100 runs from δ = 0.24 on with
 400 draws (22 degrees of freedom), from 0.014 on with 20,000 (500). The mistake planted below has about 0.2.
@@ -100,7 +100,7 @@ def report(what: str, statistic: float, freedom: int) -> None:
     print(f"{what}: chi² {statistic:.1f} of {freedom}, p = {p_value(statistic, freedom):.3f}")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.parametrize("kind", [LOOKUP, *KINDS])

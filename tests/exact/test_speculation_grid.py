@@ -1,6 +1,6 @@
 """Every draft and every architecture, every width and pattern: the plain loop's tokens, bit for bit in float32.
 
-The whole grid takes half an hour (`-m full`); one draft of each kind runs always. Greedy replies of tiny random models
+The whole grid takes half an hour (`-m slow`); one draft of each kind runs always. Greedy replies of tiny random models
 may repeat one token for ever, whatever their caches hold, so strong penalties keep the texts here moving.
 """
 
@@ -25,11 +25,11 @@ MOVING = SamplingOptions(
 SEEDED = SamplingOptions(temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, repeat_penalty=1.1, seed=1234)
 MIXED = (1, 2, 3, 4, 5, 6, 7, 8, 0)
 
-FULL = pytest.mark.full
+SLOW = pytest.mark.slow
 ALL = [*DRAFTS, *ARCHITECTURES]
-EACH = [name if name in KINDS and name != "mtp_qwen4_exp" else pytest.param(name, marks=FULL) for name in ALL]
+EACH = [name if name in KINDS and name != "mtp_qwen4_exp" else pytest.param(name, marks=SLOW) for name in ALL]
 """Cases of which one of each kind always runs, but for the slowest."""
-ALWAYS_FULL = [pytest.param(name, marks=FULL) for name in ALL]
+ALL_SLOW = [pytest.param(name, marks=SLOW) for name in ALL]
 
 
 def expect_reply(name: str, sampling: SamplingOptions, pattern: str, widths: tuple[int, ...], count: int) -> None:
@@ -47,14 +47,14 @@ def expect_reply(name: str, sampling: SamplingOptions, pattern: str, widths: tup
 
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", ALWAYS_FULL)
+@pytest.mark.parametrize("name", ALL_SLOW)
 def test_one_width(name: str, pattern: str, width: int) -> None:
     expect_reply(name, MOVING, pattern, (width,), 120)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, MOVING, SEEDED], ids=["greedy", "penalties", "seeded"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", ALWAYS_FULL)
+@pytest.mark.parametrize("name", ALL_SLOW)
 @pytest.mark.timeout(300)
 def test_500_tokens_of_all_widths(name: str, pattern: str, sampling: SamplingOptions) -> None:
     """S08."""
@@ -67,7 +67,7 @@ def test_replies_that_move_of_all_widths(name: str) -> None:
     expect_reply(name, MOVING, "alternating", MIXED, 40)
 
 
-@pytest.mark.parametrize("pattern", ["always", pytest.param("alternating", marks=FULL)])
+@pytest.mark.parametrize("pattern", ["always", pytest.param("alternating", marks=SLOW)])
 @pytest.mark.parametrize("name", EACH)
 def test_a_stop_token_within_a_round_ends_the_reply_and_stays_in_no_cache(name: str, pattern: str) -> None:
     prompt = prompt_for(name, 19)
@@ -94,7 +94,7 @@ def in_grammar(row: str, prompt: list[int], sampling: SamplingOptions) -> Submit
     return Submit(id=row, tokens=prompt, max_tokens=60, stop_tokens=stop, sampling=sampling, grammar=grammar)
 
 
-@pytest.mark.parametrize("sampling", [SEEDED, pytest.param(MOVING, marks=FULL)], ids=["seeded", "penalties"])
+@pytest.mark.parametrize("sampling", [SEEDED, pytest.param(MOVING, marks=SLOW)], ids=["seeded", "penalties"])
 @pytest.mark.parametrize("name", EACH)
 def test_a_reply_in_a_grammar(name: str, sampling: SamplingOptions) -> None:
     model, prompt = model_of(name), prompt_for(name)
@@ -170,7 +170,7 @@ def expect_schedule(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=FULL) for seed in range(10, 15))])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=SLOW) for seed in range(10, 15))])
 def test_rows_that_join_leave_and_are_cancelled(name: str, seed: int) -> None:
     """S09."""
     expect_schedule(name, seed)
@@ -178,7 +178,7 @@ def test_rows_that_join_leave_and_are_cancelled(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(
-    "depths", [(1, 18, 30, 33), pytest.param(tuple(range(1, 48, 2)), marks=FULL)], ids=["some", "any"]
+    "depths", [(1, 18, 30, 33), pytest.param(tuple(range(1, 48, 2)), marks=SLOW)], ids=["some", "any"]
 )
 def test_a_prefix_restored_at_any_depth(name: str, depths: tuple[int, ...]) -> None:
     first = prompt_for(name, 31)
