@@ -37,6 +37,8 @@ class FakeRegistry:
         """Bytes of each blob that left."""
         self.lock = threading.Lock()
         self.ranges = True
+        self.range_head = "bytes {start}-{last}/{size}"
+        """What a reply says that it is a range of."""
         self.login = False
         self.realm = ""
         """Another login server than ourselves."""
@@ -204,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(end - start))
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+            self.send_header("Content-Range", state.range_head.format(start=start, last=end - 1, size=len(data)))
         self.end_headers()
         if self.command == "HEAD":
             return

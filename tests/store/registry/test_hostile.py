@@ -28,6 +28,14 @@ def test_a_body_of_another_length_is_refused(registry, puller):
         puller()
 
 
+@pytest.mark.parametrize("said", ["bytes 7-{last}/{size}", "bytes {start}-7/{size}", "bytes */{size}", "lines 1-2/3"])
+def test_a_range_that_was_not_asked_for_is_refused(registry, puller, said):
+    registry.add("a/b:latest", {"model": BIG})
+    registry.range_head = said
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1 was asked for bytes \d+-\d+ of blob .* and sends"):
+        puller()
+
+
 def test_a_huge_manifest_is_not_read_to_its_end(registry, puller):
     registry.manifest_reply = b" " * (33 << 20)
     with pytest.raises(RegistryError, match=r"the manifest from 127\.0\.0\.1 is larger than"):

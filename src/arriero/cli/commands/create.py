@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from arriero.store.model import StoredModel
     from arriero.store.store import Store
 
+_LONG = 64 << 20
+"""Bytes of a file whose hashing is shown."""
+
 
 @click.command("create")
 @click.argument("model")
@@ -63,7 +66,12 @@ def create(
         return
     with Progress() as progress:
         progress.show("gathering model components")
-        gathered = gather(instructions, folder, lambda name, done, size: progress.show(f"hashing {name}", done, size))
+
+        def hashed(name: str, done: int, size: int) -> None:
+            if size >= _LONG:
+                progress.show(f"hashing {name}", done, size)
+
+        gathered = gather(instructions, folder, hashed)
         client = connect_or_start(Settings.from_environ())
         for digest, source in gathered.uploads.items():
             _upload(client, digest, source, progress)
