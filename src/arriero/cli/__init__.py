@@ -1,1 +1,4 @@
-"""What a person types. Talks to the server by HTTP only; refuses to know models, MLX and the store."""
+"""What a person types. Talks to the server by HTTP; refuses to know models and MLX.
+
+Of the store only `create --dry-run` and `bench --quality` know, which work without a server.
+"""
