@@ -56,6 +56,12 @@ def test_a_base_gives_its_layers_and_everything_that_is_not_said(store):
     assert all(status.startswith("using existing layer sha256:") for status in statuses[:-2])
 
 
+def test_what_a_message_says_besides_its_text_is_left_out_with_a_warning(store, caplog):
+    model, _ = make(store, messages=[{"role": "user", "content": "hi", "images": ["aGk="], "thinking": ""}])
+    assert model.messages == [{"role": "user", "content": "hi"}]
+    assert "of messages only role and content are stored; left out: images" in caplog.text
+
+
 def test_texts_replace_licences_append_and_parameters_merge(store):
     model, _ = make(
         store,
@@ -197,6 +203,11 @@ DIGEST = "sha256:" + "0" * 64
             {"info": {"context_length": -1}},
             InvalidRequest,
             'info field "context_length" must be a non-negative integer',
+        ),
+        (
+            {"info": {"context_length": 1 << 63}},
+            InvalidRequest,
+            'info field "context_length" must be a non-negative integer of 64 bits',
         ),
         ({"info": {"base_name": 1}}, InvalidRequest, 'info field "base_name" must be a string'),
         ({"info": {"capabilities": "x"}}, InvalidRequest, 'info field "capabilities" must be a list'),

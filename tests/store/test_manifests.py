@@ -82,7 +82,7 @@ def test_a_configuration_blob_keeps_unknown_fields_and_takes_null_for_unset():
     assert ConfigBlob.decode(config.encode()) == config
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b'{"model_format":3}', b"\xff"])
+@pytest.mark.parametrize("raw", [b"", b"[]", b'{"model_format":3}', b'{"context_length":9223372036854775808}', b"\xff"])
 def test_a_corrupt_configuration_is_an_error(raw):
     with pytest.raises(StoreError, match="corrupt configuration"):
         ConfigBlob.decode(raw)

@@ -27,6 +27,7 @@ from arriero.store.names import Name
 from arriero.store.store import Build, Store
 
 log = logging.getLogger(__name__)
+MESSAGE_FIELDS = ("role", "content")
 
 
 def create(store: Store, request: CreateRequest, progress: Progress, *, check: Check = check_plan) -> StoredModel:
@@ -40,6 +41,9 @@ def create(store: Store, request: CreateRequest, progress: Progress, *, check: C
     parameters = check_parameters(request.parameters)
     for name in sorted(OBSOLETE & request.parameters.keys()):
         log.warning("parameter %s has no effect any more and is left out", name)
+    left_out = sorted({key for said in request.messages for key in said if said[key] and key not in MESSAGE_FIELDS})
+    if left_out:
+        log.warning("of messages only %s are stored; left out: %s", " and ".join(MESSAGE_FIELDS), ", ".join(left_out))
     with store.building() as build:
         base = store.get(request.from_) if request.from_ else None
         origin = origin_of(Work(store, build, request, progress, check), base)

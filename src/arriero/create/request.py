@@ -129,8 +129,8 @@ def check_info(info: Mapping[str, Any]) -> None:
     for key, value in info.items():
         if key in _INFO_TEXTS and not isinstance(value, str):
             raise InvalidRequest(f'info field "{key}" must be a string')
-        if key in _INFO_COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise InvalidRequest(f'info field "{key}" must be a non-negative integer')
+        if key in _INFO_COUNTS and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63):
+            raise InvalidRequest(f'info field "{key}" must be a non-negative integer of 64 bits')
         if key == "capabilities" and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
             raise InvalidRequest('info field "capabilities" must be a list of strings')
         if key not in (*_INFO_TEXTS, *_INFO_COUNTS, "capabilities"):

@@ -256,9 +256,13 @@ def _describe_safetensors(inventory: Inventory, plan: Plan) -> ConfigBlob:
         model_families=[family],
         model_type=human_count(plan.parameters),
         file_type=plan.file_type,
-        context_length=context if isinstance(context, int) else 0,
-        embedding_length=hidden if isinstance(hidden, int) else 0,
+        context_length=_count(context),
+        embedding_length=_count(hidden),
     )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
 
 
 def open_text(files: TextFiles, template: str) -> ModelText:

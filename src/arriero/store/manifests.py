@@ -175,6 +175,10 @@ class Manifest:
 _TOP = frozenset(("schemaVersion", "mediaType", "config", "layers"))
 
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""What a client in another language can read: one larger number would break its whole list of models."""
+
+
 class ConfigBlob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The configuration blob: which engine, what family and size, which renderer and parser."""
 
@@ -191,8 +195,8 @@ class ConfigBlob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     remote_host: str = ""
     remote_model: str = ""
     capabilities: list[str] | None = None
-    context_length: int = 0
-    embedding_length: int = 0
+    context_length: Int64 = 0
+    embedding_length: Int64 = 0
     base_name: str = ""
     draft: dict[str, Any] | None = None
     architecture: str = ""
