@@ -1,5 +1,6 @@
 """Hugging Face's hub: which files are chosen, and how they become blobs."""
 
+import os
 import random
 import threading
 
@@ -72,6 +73,23 @@ def test_files_that_no_model_uses_in_the_end_are_deleted(hub, store):
     hub.repositories["org/repo"] = SAFETENSORS
     digests, _, _ = fetched(hub, store)
     assert not any(store.blobs.has(digest) for digest in digests.values())
+
+
+def test_finished_files_of_a_pull_that_broke_off_outlive_a_prune(hub, store):
+    hub.repositories["org/repo"] = SAFETENSORS
+    hub.damaged = {"model-00001-of-00002.safetensors"}
+    with pytest.raises(RegistryError, match="digest mismatch"):
+        fetched(hub, store)
+    path = store.blobs.path(digest_of(SHARD[:5000]))
+    if not path.exists():
+        store.blobs.put(SHARD[:5000])
+    os.utime(path, (1, 1))
+    store.prune()
+    assert path.exists()
+    hub.damaged = set()
+    fetched(hub, store)
+    assert list((store.root / "awaited").iterdir()) == []
+    assert not path.exists()  # no model was made of them
 
 
 def test_a_tag_is_a_revision_of_a_safetensors_repository(hub, store):

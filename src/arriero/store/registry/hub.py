@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from arriero.errors import NotFound, RegistryError
-from arriero.store.manifests import DIGEST
+from arriero.store.manifests import DIGEST, MODEL, Layer, Manifest
 from arriero.store.names import DEFAULT_TAG, Name
 from arriero.store.registry.client import Client, retried
 from arriero.store.registry.limits import Limits
@@ -80,14 +80,21 @@ def pull_from_hub(
             return client.open("GET", addresses[large[digest].path], headers=headers)
 
         digests = {file.path: f"sha256:{file.sha256}" for file in chosen if file.sha256}
-        for file in chosen:
-            if not file.sha256:
-                data = retried(partial(_small, client, addresses[file.path], file), limits, stop)
-                digests[file.path] = store.blobs.put(_proven(data, file)).digest
         sizes = [(digest, file.size) for digest, file in large.items()]
-        fetch(store, sizes, source, client, report, stop, together=len(large) > 1)
+        with _awaited(store, sizes):
+            for file in chosen:
+                if not file.sha256:
+                    data = retried(partial(_small, client, addresses[file.path], file), limits, stop)
+                    digests[file.path] = store.blobs.put(_proven(data, file)).digest
+            fetch(store, sizes, source, client, report, stop, together=len(large) > 1)
         yield digests
     store.discard(digests.values())
+
+
+def _awaited(store: Store, sizes: Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
+    """Spares what has arrived when the rest does not; the hub has no manifest, so that one is made up."""
+    layers = [Layer(media_type=MODEL, digest=digest, size=size) for digest, size in sorted(sizes)]
+    return store.awaited(Manifest.build(layers[0], layers)) if layers else nullcontext()
 
 
 def _small(client: Client, url: httpx.URL, file: HubFile) -> bytes:
