@@ -362,6 +362,8 @@ class DraftFacts:
     """Always asked for `limit` tokens: fewer lose more than they save."""
     reads_target: bool = False
     """Owns no caches: its spans carry the target's, which it only reads."""
+    state_width: int = 0
+    """Numbers that it takes of one position; 0 = the target's hidden size, for each tap if there are several."""
     cache_bytes_per_token: int = 0
     cache_bytes_fixed: int = 0
 

@@ -32,6 +32,7 @@ def make_row(
     max_new = min(request.max_tokens, room) if request.max_tokens > 0 else room
     draft = None if speculator is None else speculator.draft
     needed = reserved_bytes(length + max_new, model.facts, *([] if draft is None else [draft.facts]))
+    needed += 0 if speculator is None else speculator.row_bytes
     if limits.cache_bytes and needed > limits.cache_bytes:
         raise OutOfMemory(
             f"the request needs {readable(needed)} of cache for {length + max_new} tokens, but the model may use"

@@ -113,6 +113,11 @@ class Engine:
         """Memory that a round of drafts takes besides the caches."""
         return 0 if self._speculator is None else self._speculator.round_bytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory of each row that its draft takes besides the caches."""
+        return 0 if self._speculator is None else self._speculator.row_bytes
+
     def counts(self) -> Counts:
         """Figures of this moment."""
         caches = sum(cache.nbytes for row in self._rows for cache in row.held if cache is not None)

@@ -157,7 +157,7 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
         vocab_size=facts.vocab_size,
         weight_bytes=loaded.weight_bytes,
         cache_bytes_per_token=facts.cache_bytes_per_token + (draft.facts.cache_bytes_per_token if draft else 0),
-        cache_bytes_fixed=facts.cache_bytes_fixed + (draft.facts.cache_bytes_fixed if draft else 0),
+        cache_bytes_fixed=facts.cache_bytes_fixed + (draft.facts.cache_bytes_fixed if draft else 0) + ready.row_bytes,
         round_bytes=ready.round_bytes,
         max_rows=limits.max_rows,
         device=device_name(),

@@ -203,7 +203,7 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     cache_bytes_per_token: int
     """Upper bound over all layers, for admission."""
     cache_bytes_fixed: int = 0
-    """Bytes of a row's states that don't grow."""
+    """Bytes of a row's states that don't grow, those that its draft keeps besides included."""
     round_bytes: int = 0
     """Bytes that a round of drafts takes besides: the states behind each of them. One row drafts at a time."""
     max_rows: int = 1

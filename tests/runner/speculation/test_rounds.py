@@ -12,6 +12,7 @@ import pytest
 
 from arriero.model.contract import Batch, Pick
 from arriero.runner.messages import Finished, SamplingOptions
+from arriero.runner.row import reserved_bytes
 from arriero.runner.speculation.controller import EveryRound
 from arriero.runner.speculation.rounds import keeps_states
 from arriero.runner.speculation.session import FLUSH
@@ -227,7 +228,7 @@ def test_memory_of_a_draft_is_reserved_with_the_targets(monkeypatch) -> None:
     for engine in (plain, drafting):
         engine.submit(submit("a", [1, 2, 3], 20))
         engine._admit()
-    assert drafting.counts().reserved_bytes - plain.counts().reserved_bytes == 256 * 1000 + 7
+    assert drafting.counts().reserved_bytes - plain.counts().reserved_bytes == 256 * 1000 + 7 + drafting.row_bytes
 
 
 def test_a_row_whose_drafts_are_parked_says_how_long() -> None:
@@ -331,3 +332,25 @@ def test_the_states_of_a_round_are_counted_for_as_many_drafts_as_there_can_be() 
     assert speculating(target, draft=draft, cap=3).round_bytes == 3 * state
     assert speculating(TinyModel(layers="fs", window=24)).round_bytes == 0
     assert make_engine(target).round_bytes == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_draft_keeps_of_each_row_is_reserved_for_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States that wait for a parked draft, and the whole states to go back to behind the latest step."""
+    monkeypatch.setattr("arriero.runner.speculation.speculator.FLUSH", 12)
+    target, draft = pair(kind)
+    engine = speculating(target, draft=draft, widths=(0,))
+    engine.submit(submit("a", prompt_for(kind), 40))
+    most = 0
+    while engine.busy:
+        engine.step()
+        for row in engine._rows:
+            kept = [array for _, state in row.undo for array in state.arrays]
+            most = max(most, sum(array.nbytes for array in [*row.session._waiting, *kept]))
+    beside = engine.row_bytes
+    if draft.facts.reads_target:
+        assert beside == 0
+    else:
+        assert 0.8 * beside < most <= beside
+    needed = engine._checked(submit("b", prompt_for(kind), 40)).reserved
+    assert needed == reserved_bytes(len(prompt_for(kind)) + 40, target.facts, draft.facts) + beside

@@ -90,6 +90,13 @@ def test_where_target_and_draft_agree_a_replacement_is_drawn_from_the_target() -
     assert np.array(replacement(both, target).probs).tolist() == [row.tolist(), row.tolist()]
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_draft_that_its_own_law_cannot_give_does_not_stay(form: str) -> None:
+    target = as_distribution(np.array([0.25, 0.5, 0.25, 0.0]), form)
+    drawn = as_distribution(np.array([0.0, 0.5, 0.25, 0.25]), form)
+    assert [float(np.array(chances(target, drawn, mx.array([token]))[0])) for token in range(4)] == [0, 1, 1, 0]
+
+
 def test_only_leading_drafts_stay() -> None:
     assert int(np.array(leading(mx.array([True, True, False, True])))) == 2
     assert int(np.array(leading(mx.array([False, True])))) == 0
@@ -186,6 +193,7 @@ def test_a_ratio_without_a_law_is_refused() -> None:
         (SamplingOptions(temperature=0.7), True, Rule.RATIO),
         (SamplingOptions(temperature=0.7), False, Rule.SAME),
         (SamplingOptions(temperature=0.7, seed=3), True, Rule.SAME),
+        (SamplingOptions(temperature=0.7, seed=0), True, Rule.SAME),
     ],
 )
 def test_a_seeded_row_and_certain_drafts_are_judged_by_the_targets_own_draws(

@@ -139,7 +139,13 @@ class StreamsHead(ChainedHead):
         token, _ = config.attention.cache_bytes(dtype, target.facts.context_length)
         token += config.index.width * dtype.size
         return cls(
-            DraftFacts("mtp", None, lookahead=1, cache_bytes_per_token=token),
+            DraftFacts(
+                "mtp",
+                None,
+                lookahead=1,
+                state_width=streams.width,
+                cache_bytes_per_token=token,
+            ),
             target,
             config,
             token_norm=load_norm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -89,10 +90,26 @@ class Speculator:
     @property
     def round_bytes(self) -> int:
         """Memory of a round: whole states behind each of the most drafts that there can be, until one is chosen."""
+        return self._limit * self._state_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory that a draft takes of each row besides the caches: states of the target that wait for it, and, where
+        it looks ahead, the whole states from before the latest step.
+        """
+        if self.draft is None or not self._owns_caches:
+            return 0
+        draft, target = self.draft.facts, self._model.facts
+        width = draft.state_width or max(len(draft.taps), 1) * target.hidden_size
+        return FLUSH * width * target.dtype.size + (self._state_bytes if draft.lookahead else 0)
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        """Of a row's whole states, once."""
         caches = [cache for cache in self._model.new_caches() if isinstance(cache, WholeState)]
         for cache in caches:
             cache.get()
-        return self._limit * sum(cache.nbytes for cache in caches)
+        return sum(cache.nbytes for cache in caches)
 
     def new_caches(self) -> RowCaches:
         """The draft's caches of a row, which are stored and restored with the target's."""
