@@ -24,7 +24,7 @@ Results go to stdout; progress, prompts and errors to stderr. Exit codes: 0, 1 f
 CONVERSATION = """## In a conversation
 
 `arriero run MODEL` without a prompt talks with the model. A line that begins with `/` is a command; a message that
-begins with three quotes goes on over lines until three more.
+begins with three quotes goes on over lines until three more. Paths of [pictures](images.md) in it go with it.
 """
 
 

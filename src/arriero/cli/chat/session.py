@@ -12,6 +12,7 @@ from arriero.cli.chat.output import Printer, print_statistics
 from arriero.cli.chat.reader import Reader, typed_ahead
 from arriero.cli.chat.slash import Leave, run_command
 from arriero.cli.client import ApiError, Client
+from arriero.cli.pictures import begins_with_picture, take_pictures
 from arriero.errors import ArrieroError
 from arriero.settings import Settings
 
@@ -58,7 +59,7 @@ class Session:
             if not text.strip():
                 continue
             try:
-                if text.startswith("/"):
+                if text.startswith("/") and not begins_with_picture(text):
                     run_command(self, text)
                 else:
                     self.say(text)
@@ -85,7 +86,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """Send a message and print the reply; what had arrived before an interrupt is kept."""
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", **take_pictures(text, self.facts)})
         reply: dict[str, Any] = {"role": "assistant", "content": ""}
         printer = Printer(wrap=self.wrap, hide_thinking=self.hide_thinking)
         final: dict[str, Any] | None = None

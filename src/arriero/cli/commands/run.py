@@ -12,6 +12,7 @@ import click
 from arriero.cli.autostart import connect_or_start
 from arriero.cli.chat.output import Printer, print_statistics
 from arriero.cli.client import ApiError, Client
+from arriero.cli.pictures import take_pictures
 from arriero.durations import parse_keep_alive
 from arriero.errors import InvalidRequest
 from arriero.settings import Settings
@@ -60,13 +61,14 @@ def run(
         return Session(
             client, model, facts, settings, options, verbose=verbose, wrap=not nowordwrap, hide_thinking=hidethinking
         ).loop()
-    text = " ".join(part for part in (piped, *map(_argument, prompt)) if part)
-    if not text:
+    # Only what a person types names pictures: a text that is piped in sends no files.
+    asked = take_pictures(" ".join(filter(None, map(_argument, prompt))), facts)
+    text = " ".join(filter(None, (piped, asked.pop("content"))))
+    if not text and not asked:
         client.call("POST", "/api/generate", {"model": model, "stream": False, **options})
         return 0
-    return ask(
-        client, {"model": model, "prompt": text, **options}, verbose=verbose, wrap=not nowordwrap, hide=hidethinking
-    )
+    body = {"model": model, "prompt": text, **asked, **options}
+    return ask(client, body, verbose=verbose, wrap=not nowordwrap, hide=hidethinking)
 
 
 def ask(client: Client, body: dict[str, Any], *, verbose: bool, wrap: bool, hide: bool) -> int:
