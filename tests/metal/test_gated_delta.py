@@ -35,8 +35,14 @@ def state(heads: int, widths: tuple[int, int], seed: int) -> mx.array:
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
 @pytest.mark.parametrize(
     ("tokens", "heads", "widths", "stops"),
-    [(1, (1, 1), (32, 4), []), (7, (2, 4), (64, 8), [1, 4]), (3, (1, 3), (128, 12), [2]), (2, (1, 2), (256, 4), [])],
-    ids=["one token", "states inside", "wide", "widest"],
+    [
+        (1, (1, 1), (32, 4), []),
+        (7, (2, 4), (64, 8), [1, 4]),
+        (3, (1, 3), (128, 12), [2]),
+        (2, (1, 2), (256, 4), []),
+        (3, (1, 1), (43, 4), [1]),
+    ],
+    ids=["one token", "states inside", "wide", "widest", "ragged"],
 )
 def test_tokens_and_states_are_those_of_plain_mlx(
     dtype: mx.Dtype, tokens: int, heads: tuple[int, int], widths: tuple[int, int], stops: list[int]

@@ -31,7 +31,7 @@ template <int WIDTH> inline int held_at(int i, int part) {
 
   const auto keys = k + key_head * k_strides[1];
   const auto values = v + key_head * v_strides[1];
-  const auto list = blocks + (LISTED ? t * dims[3] : 0);
+  const auto list = blocks + (LISTED ? size_t(t) * dims[3] : 0);
 
   const int complete = LISTED ? (here + 1) / BS : 0;
   const int listed = LISTED ? dims[3] * BS : 0;
@@ -44,9 +44,10 @@ template <int WIDTH> inline int held_at(int i, int part) {
     reads = (CAUSAL ? here + 1 - dims[1] : dims[2]) - first;
   }
 
+  const size_t place = size_t(t) * HQ + head, from = place * D;
   float query[HG][PK], sum[HG][PV], high[HG], weight[HG];
   for (int g = 0; g < HG; ++g) {
-    for (int i = 0; i < PK; ++i) query[g][i] = knobs[0] * float(q[(t * HQ + head + g) * D + held_at<D>(i, part)]);
+    for (int i = 0; i < PK; ++i) query[g][i] = knobs[0] * float(q[from + g * D + held_at<D>(i, part)]);
     for (int i = 0; i < PV; ++i) sum[g][i] = 0.0f;
     high[g] = Limits<float>::finite_min;
     weight[g] = 0.0f;
@@ -124,5 +125,5 @@ template <int WIDTH> inline int held_at(int i, int part) {
       weights += total[n * HG + g] * share;
       made += sums[(n * HG + g) * DV + d] * share;
     }
-    out[(t * HQ + head + g) * DV + d] = T(weights == 0.0f ? 0.0f : made / weights);
+    out[(place + g) * DV + d] = T(weights == 0.0f ? 0.0f : made / weights);
   }

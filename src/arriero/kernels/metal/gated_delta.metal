@@ -6,7 +6,7 @@
 // states [spans, HV, DV, DK], kept [dims[1], spans, HV, DV, DK]: states after stops[i] tokens, which rise.
 // dims = L, stops. knobs: what is added to a sum of squares.
 //
-// A simdgroup keeps one row of one state, DK / 32 numbers of it in each lane, and goes through the span's tokens.
+// A simdgroup keeps one row of one state, a 32nd of it in each lane, and goes through the span's tokens.
 // Template: T, DK, DV, HK, HV. Grid (32, DV, spans * HV), threadgroup (32, 4, 1).
 //: inputs q k v a b rate bias states stops dims knobs
 //: outputs y kept
@@ -21,18 +21,20 @@ inline float sigmoid(float x) {
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 //: body
-  constexpr int PER = DK / 32;
+  constexpr int PER = (DK + 31) / 32;
   const int lane = thread_index_in_simdgroup;
   const int row = thread_position_in_grid.y;
   const int head = threadgroup_position_in_grid.z % HV, span = threadgroup_position_in_grid.z / HV;
   const int spans = threadgroups_per_grid.z / HV;
   const int key_head = head / (HV / HK);
   const int tokens = dims[0];
+  // Where 32 does not divide DK, the last lanes hold less.
+  const int own = metal::clamp(DK - lane * PER, 0, PER);
   const size_t place = (size_t(span * HV + head) * DV + row) * DK + lane * PER;
   const size_t whole = size_t(spans) * HV * DV * DK;
 
   float state[PER];
-  for (int i = 0; i < PER; ++i) state[i] = states[place + i];
+  for (int i = 0; i < PER; ++i) state[i] = i < own ? states[place + i] : 0.0f;
 
   int next = 0;
   for (int t = 0; t < tokens; ++t) {
@@ -40,8 +42,8 @@ inline float sigmoid(float x) {
     const size_t from = (size_t(token) * HK + key_head) * DK + lane * PER;
     float query[PER], key[PER], query_length = 0.0f, key_length = 0.0f;
     for (int i = 0; i < PER; ++i) {
-      query[i] = float(q[from + i]);
-      key[i] = float(k[from + i]);
+      query[i] = i < own ? float(q[from + i]) : 0.0f;
+      key[i] = i < own ? float(k[from + i]) : 0.0f;
       query_length += query[i] * query[i];
       key_length += key[i] * key[i];
     }
@@ -66,7 +68,7 @@ inline float sigmoid(float x) {
     made = simd_sum(made);
     if (lane == 0) y[at] = T(made);
     if (next < dims[1] && t + 1 == stops[next]) {
-      for (int i = 0; i < PER; ++i) kept[next * whole + place + i] = state[i];
+      for (int i = 0; i < own; ++i) kept[next * whole + place + i] = state[i];
       ++next;
     }
   }

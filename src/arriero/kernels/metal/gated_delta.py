@@ -17,13 +17,7 @@ WIDEST = 256
 def takes(q: mx.array, k: mx.array, v: mx.array) -> bool:
     """Whether the kernel has heads of this form: q, k `[T, Hk, Dk]`, v `[T, Hv, Dv]`."""
     width = q.shape[2]
-    return (
-        v.dtype in TYPES
-        and q.dtype == k.dtype == v.dtype
-        and width % 32 == 0
-        and 0 < width <= WIDEST
-        and v.shape[2] % ROWS == 0
-    )
+    return v.dtype in TYPES and q.dtype == k.dtype == v.dtype and 0 < width <= WIDEST and v.shape[2] % ROWS == 0
 
 
 def gated_delta(

@@ -1,0 +1,72 @@
+"""Models whose operations take the Metal kernels give the reference's logits."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import tests.model
+from arriero.kernels import device
+from arriero.kernels.metal import attention, gated_delta, product, topk
+from arriero.model.architectures import load_model
+from arriero.model.checkpoint import Checkpoint
+from arriero.model.weight import Quantization
+from arriero.source import FolderSource
+from tests.helpers.forward import chunked
+from tests.helpers.memory_checkpoint import MemoryCheckpoint
+from tests.metal.launches import ORDERS, launch, runnable
+
+pytestmark = runnable
+
+GOLDENS = Path(tests.model.__file__).parent / "goldens"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each kernel is asked for; all of them are on."""
+    asked: Counter[str] = Counter()
+    made = functools.cache(lambda name: launch(name, **ORDERS[0]))
+
+    def counted(name: str) -> Any:
+        asked[name] += 1
+        return made(name)
+
+    monkeypatch.setattr(device, "cpu_extension", lambda: None)
+    monkeypatch.setattr(device, "metal", lambda: True)
+    for module in (attention, gated_delta, product, topk):
+        monkeypatch.setattr(module, "kernel", counted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("qwen4_exp", {"attention", "topk", "gated_delta"}),  # attention over listed blocks
+        ("qwen3_5", {"attention", "gated_delta"}),
+        ("gpt_oss_mxfp4", {"attention", "topk"}),  # sinks, window
+        ("gemma2", {"attention"}),  # soft cap, window
+    ],
+)
+def test_logits_of_chunks_and_steps_are_those_of_the_reference(
+    calls: Counter[str], name: str, kernels: set[str]
+) -> None:
+    with np.load(GOLDENS / name / "golden.npz") as file:
+        ids, logits = file["ids"].tolist(), file["logits"]
+    model = load_model(Checkpoint.open(FolderSource(str(GOLDENS / name))), mx.float32)
+    np.testing.assert_allclose(chunked(model, ids, (11, 1, 3)), logits, rtol=0, atol=2e-4)
+    assert set(calls) == kernels
+
+
+def test_packed_matrices_give_what_their_values_give(calls: Counter[str]) -> None:
+    packed = MemoryCheckpoint.golden(GOLDENS / "qwen3").quantized(Quantization("mxfp8", 8, 32), ".weight")
+    ids = list(range(3, 20))
+    made = chunked(load_model(packed.typed(), mx.float32), ids, (9, 1))
+    assert set(calls) == {"attention", "product"}
+    want = chunked(load_model(packed.dequantized().typed(), mx.float32), ids, (9, 1))
+    np.testing.assert_allclose(made, want, rtol=0, atol=2e-4)
