@@ -121,11 +121,27 @@ def test_one_address_is_fetched_once_and_many_are_refused(seeing: Seeing, pictur
     body = {"model": "seeing", "options": OPTIONS, "messages": [{"role": "user", "content": parts}]}
     assert seeing.http.post("/v1/chat/completions", json=body).status_code == 200
     assert pictures.asked == [HERE]
-    many = [f"{HERE}?{number}" for number in range(40)]
+    many = [f"{HERE}?{number}" for number in range(33)]
     reply = seeing.http.post(
         "/api/chat", json={"model": "seeing", "messages": [{"role": "user", "content": "", "images": many}]}
     )
     assert (reply.status_code, "at most 32" in reply.text) == (400, True)
+
+
+def test_all_images_of_a_request_have_the_room_of_one_body(seeing: Seeing, pictures: Pictures) -> None:
+    state = seeing.server.app.state
+    state.services = replace(state.services, settings=replace(state.services.settings, max_body=len(FIRST) * 2 + 400))
+    limits: list[int] = []
+
+    async def fetch(_address: str, limit: int) -> bytes:
+        limits.append(limit)
+        return FIRST
+
+    pictures.fetch = fetch  # type: ignore[method-assign]
+    images = [HERE, f"{HERE}?2"]
+    body = {"model": "seeing", "stream": False, "options": OPTIONS}
+    seeing.http.post("/api/chat", json=body | {"messages": [{"role": "user", "content": "?", "images": images}]})
+    assert limits == [len(FIRST) * 2 + 400, len(FIRST) + 400]
 
 
 def test_images_in_the_results_of_tools_are_fetched(seeing: Seeing, pictures: Pictures) -> None:

@@ -58,8 +58,9 @@ def test_a_context_that_is_too_long_loses_its_front_and_says_so(http):
     assert "window holds 256" in error(refused)
 
 
-def test_num_ctx_bounds_prompt_and_reply_together(http):
-    reply = chat(http, say("ab", endless=True), options={"num_ctx": 100}).json()
+@pytest.mark.parametrize("options", [{}, {"num_predict": 99}, {"num_predict": 10_000}])
+def test_num_ctx_bounds_prompt_and_reply_together(http, options):
+    reply = chat(http, say("ab", endless=True), options={"num_ctx": 100} | options).json()
     assert reply["done_reason"] == "length"
     assert reply["prompt_eval_count"] + reply["eval_count"] == 100
 
