@@ -133,6 +133,44 @@ def test_keys_in_sight_are_read_as_plain_mlx_reads_them(
         assert apart(metal.dense(q, k, v, **given, launch=launch("attention", **order)), want) <= LIMIT[dtype]
 
 
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("order", ORDERS, ids=range(len(ORDERS)))
+def test_few_queries_share_their_keys_among_threadgroups(
+    monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, order: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(metal, "KEYS_EACH", 20)
+    q, k, v = normal(2, 4, 32, dtype=dtype), cache(2, 90, 32, dtype, 1), cache(2, 90, 16, dtype, 2)
+    wide = [x.astype(mx.float32) for x in (q.swapaxes(0, 1)[None], k, v)]
+    kernels = {"launch": launch("attention", **order), "join": launch("attention_join", **order)}
+    for how in ({"sinks": normal(4, seed=4)}, {"window": 41}):
+        given = {"position": 88, "base": 0, "window": None, "softcap": None, "sinks": None, "causal": True, **how}
+        want = attention.graph(*wide, scale=0.2, **given, memo={})[0].swapaxes(0, 1).astype(dtype)
+        assert apart(metal.dense(q, k, v, scale=0.2, **given, **kernels), want) <= LIMIT[dtype]
+    blocks = lists(2, 8, 22, 3)
+    wanted = indexed_attention.graph(
+        *(x.astype(mx.float32) for x in (q, k[0], v[0])), blocks, scale=0.2, position=88, block=4
+    )
+    made = metal.indexed(q, k, v, blocks, scale=0.2, position=88, block=4, **kernels)
+    assert apart(made, wanted.astype(dtype)) <= LIMIT[dtype]
+
+
+def test_a_query_without_keys_gives_zeros_from_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metal, "KEYS_EACH", 1)
+    kernels = {"launch": launch("attention", **ORDERS[0]), "join": launch("attention_join", **ORDERS[0])}
+    nothing = mx.array([[-1, -1]], mx.int32)
+    q, k = normal(1, 2, 16), cache(2, 8, 16, mx.float32, 1)
+    made = metal.indexed(q, k, k, nothing, scale=0.3, position=7, block=4, **kernels)
+    assert bool(mx.all(made == 0))
+
+
+@pytest.mark.parametrize(
+    ("groups", "reads", "parts"),
+    [(16, 400, 1), (16, 1100, 2), (16, 9999, 4), (64, 9999, 1), (1, 99999, 16), (99, 9999, 1)],
+)
+def test_keys_are_shared_where_the_grid_is_small_and_they_are_many(groups: int, reads: int, parts: int) -> None:
+    assert metal._parts(groups, reads) == parts
+
+
 def test_rows_with_caches_of_their_own_take_the_kernel_and_prompts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, positions, bases = [1, 4, 17], [9, 3, 0], [2, 0, 0]
     q = normal(sum(lengths), 4, 32)
@@ -170,6 +208,25 @@ def run(edit: tuple[str, str]) -> Callable[[int], mx.array]:
 
 
 BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("edit", "kinds"),
+    [
+        (("count = dims[0]", "count = dims[0] + 1"), "out-of-bounds"),
+        (("row * DV + d", "(row / 2) * DV + d"), "race"),
+    ],
+    ids=["a part too many", "two rows in one place"],
+)
+def test_planted_faults_in_bringing_parts_together_are_caught(
+    monkeypatch: pytest.MonkeyPatch, edit: tuple[str, str], kinds: str
+) -> None:
+    monkeypatch.setattr(metal, "KEYS_EACH", 20)
+    q, k = normal(1, 2, 16), cache(1, 50, 16, mx.float32, 1)
+    good, bad = launch("attention"), faulty("attention_join", edit)
+    how: dict[str, Any] = {"scale": 0.2, "position": 49, "launch": good}
+    caught(kinds, lambda seed: metal.dense(q, k, k, **how, join=lambda **call: bad(**call, seed=seed)))
 
 
 @emulated

@@ -82,7 +82,7 @@ def test_a_file_reaches_mlx_unchanged(path: Any) -> None:
     text = printed(mx.fast.metal_kernel(**spec), inputs, grid=(32, 1, 1), threadgroup=(32, 1, 1), **call)
     assert spec["source"] in text
     assert spec["header"] in text
-    head = text[text.index(spec["header"]) + len(spec["header"]) : text.index(spec["source"])]
+    head = text[text.index("```") + 4 + len(spec["header"]) : text.index(spec["source"])]
     given = [(a.dtype, a.ndim, a.size) for a in inputs]
     ours, _, _ = signature(
         "F", spec["input_names"], given, spec["output_names"], call["output_dtypes"], [], spec["source"], False

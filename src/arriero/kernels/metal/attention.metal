@@ -8,8 +8,10 @@
 //
 // A threadgroup takes one query and HG heads of one key head, and its NSG simdgroups take keys in turn. In a simdgroup
 // eight lanes share a key, so that four keys are under way: lane = 8 * slot + part.
-// Template: T, D, DV, HQ, HK, HG, NSG, LISTED, BS, CAUSAL, SOFTCAP, SINKS.
-// Grid (32 * NSG, T, HQ / HG), threadgroup (32 * NSG, 1, 1).
+// PARTIAL: several threadgroups share the keys of a query, and each writes DV sums, the largest score and the sum of
+// weights to out [T, HQ, parts, DV + 2] of float, which attention_join.metal brings together.
+// Template: O (of out), D, DV, HQ, HK, HG, NSG, LISTED, BS, CAUSAL, SOFTCAP, SINKS, PARTIAL.
+// Grid (32 * NSG * parts, T, HQ / HG), threadgroup (32 * NSG, 1, 1).
 //: inputs q k v blocks sinks dims knobs
 //: outputs out
 //: option ensure_row_contiguous=false
@@ -53,7 +55,8 @@ template <int WIDTH> inline int held_at(int i, int part) {
     weight[g] = 0.0f;
   }
 
-  for (int start = group * SLOTS; start < reads; start += NSG * SLOTS) {
+  const int which = PARTIAL ? threadgroup_position_in_grid.x : 0, parts = PARTIAL ? threadgroups_per_grid.x : 1;
+  for (int start = (which * NSG + group) * SLOTS; start < reads; start += parts * NSG * SLOTS) {
     const int j = start + slot;
     int key = -1;
     if (j < listed) {
@@ -116,14 +119,24 @@ template <int WIDTH> inline int held_at(int i, int part) {
 
   for (int at = thread_index_in_threadgroup; at < HG * DV; at += 32 * NSG) {
     const int g = at / DV, d = at % DV;
-    float all = SINKS ? sinks[head + g] : Limits<float>::finite_min;
+    const bool sink = SINKS && which == 0;
+    float all = sink ? sinks[head + g] : Limits<float>::finite_min;
     for (int n = 0; n < NSG; ++n) all = metal::max(all, most[n * HG + g]);
-    float weights = SINKS ? metal::exp(sinks[head + g] - all) : 0.0f;
+    float weights = sink ? metal::exp(sinks[head + g] - all) : 0.0f;
     float made = 0.0f;
     for (int n = 0; n < NSG; ++n) {
       const float share = metal::exp(most[n * HG + g] - all);
       weights += total[n * HG + g] * share;
       made += sums[(n * HG + g) * DV + d] * share;
     }
-    out[(place + g) * DV + d] = T(weights == 0.0f ? 0.0f : made / weights);
+    if (PARTIAL) {
+      const size_t to = ((place + g) * parts + which) * (DV + 2);
+      out[to + d] = O(made);
+      if (d == 0) {
+        out[to + DV] = O(all);
+        out[to + DV + 1] = O(weights);
+      }
+    } else {
+      out[(place + g) * DV + d] = O(weights == 0.0f ? 0.0f : made / weights);
+    }
   }

@@ -16,6 +16,13 @@ SHARED_WIDTH = 256
 """Numbers of all queries of one threadgroup, which bounds how many heads read a key together."""
 
 
+FULL_GRID = 64
+"""Threadgroups from which a launch is left as it is; fewer share the keys of a query among several."""
+KEYS_EACH = 512
+"""Keys that are worth another threadgroup. Neither number was measured: no Mac was at hand."""
+MOST_PARTS = 16
+
+
 def takes(q: mx.array, k: mx.array, v: mx.array) -> bool:
     """Whether the kernel has this form: q `[T, q_heads, D]`, k and v `[1, kv_heads, K, ·]`, all of one float type."""
     widths = (k.shape[3], v.shape[3])
@@ -39,6 +46,7 @@ def indexed(
     position: int,
     block: int,
     launch: Launch | None = None,
+    join: Launch | None = None,
 ) -> mx.array:
     """`kernels/indexed_attention.py` for a span: q `[T, q_heads, D]`, k, v `[1, kv_heads, K, ·]`, blocks `[T, width]`.
 
@@ -47,7 +55,7 @@ def indexed(
     width = blocks.shape[1]
     flat = on_device(mx.contiguous(blocks).reshape(-1), -1)
     dims = [position, 0, k.shape[2], width, 0]
-    return _launch(q, k, v, flat, None, dims, scale, launch, block=block)
+    return _launch(q, k, v, flat, None, dims, scale, (width + 1) * block, launch, join, block=block)
 
 
 def dense(
@@ -63,14 +71,16 @@ def dense(
     sinks: mx.array | None = None,
     causal: bool = True,
     launch: Launch | None = None,
+    join: Launch | None = None,
 ) -> mx.array:
     """`kernels/attention.py` for one span: q `[T, q_heads, D]`, k and v `[1, kv_heads, K, ·]`.
 
     Returns `[T, q_heads, Dv]` in q's dtype. With `causal` the keys reach the last query's position.
     """
     dims = [position, base, k.shape[2], 0, window or 0]
+    reads = k.shape[2] if window is None else min(window, k.shape[2])
     nothing = mx.zeros((LEAST_DEVICE_VALUES,), mx.int32)
-    return _launch(q, k, v, nothing, sinks, dims, scale, launch, softcap=softcap, causal=causal)
+    return _launch(q, k, v, nothing, sinks, dims, scale, reads, launch, join, softcap=softcap, causal=causal)
 
 
 def _launch(
@@ -81,7 +91,9 @@ def _launch(
     sinks: mx.array | None,
     dims: list[int],
     scale: float,
+    reads: int,
     launch: Launch | None,
+    join: Launch | None,
     *,
     block: int = 0,
     softcap: float | None = None,
@@ -90,6 +102,8 @@ def _launch(
     rows, heads, width = q.shape
     kv_heads, value_width = k.shape[1], v.shape[3]
     together = _together(heads // kv_heads, max(width, value_width))
+    parts = _parts(rows * heads // together, reads)
+    partial = parts > 1
     extra = mx.zeros((LEAST_DEVICE_VALUES,)) if sinks is None else sinks.reshape(-1).astype(mx.float32)
     made = (launch or kernel("attention"))(
         inputs=[
@@ -102,7 +116,7 @@ def _launch(
             mx.array([scale, softcap or 0], mx.float32),
         ],
         template=[
-            ("T", q.dtype),
+            ("O", mx.float32 if partial else q.dtype),
             ("D", width),
             ("DV", value_width),
             ("HQ", heads),
@@ -114,13 +128,29 @@ def _launch(
             ("CAUSAL", causal),
             ("SOFTCAP", softcap is not None),
             ("SINKS", sinks is not None),
+            ("PARTIAL", partial),
         ],
-        grid=(32 * SIMDGROUPS, rows, heads // together),
+        grid=(32 * SIMDGROUPS * parts, rows, heads // together),
         threadgroup=(32 * SIMDGROUPS, 1, 1),
+        output_shapes=[(rows, heads, parts, value_width + 2) if partial else (rows, heads, value_width)],
+        output_dtypes=[mx.float32 if partial else q.dtype],
+    )
+    if not partial:
+        return made[0]
+    joined = (join or kernel("attention_join"))(
+        inputs=[made[0], mx.array([parts], mx.int32)],
+        template=[("T", q.dtype), ("DV", value_width)],
+        grid=(value_width, rows * heads, 1),
+        threadgroup=(value_width, 1, 1),
         output_shapes=[(rows, heads, value_width)],
         output_dtypes=[q.dtype],
     )
-    return made[0]
+    return joined[0]
+
+
+def _parts(groups: int, reads: int) -> int:
+    """Among how many threadgroups the keys of a query are shared."""
+    return max(1, min(FULL_GRID // groups, reads // KEYS_EACH, MOST_PARTS))
 
 
 def _together(heads: int, width: int) -> int:
