@@ -177,6 +177,25 @@ def test_keepalive_takes_numbers_and_durations(arriero: Run, server: FakeServer,
 
 
 @pytest.mark.parametrize(
+    ("words", "think", "prompt"),
+    [
+        (("--think", "tiny", "q"), True, "q"),
+        (("tiny", "--think", "Where to go?"), True, "Where to go?"),
+        (("tiny", "--think", "low", "q"), "low", "q"),
+        (("tiny", "--think=false", "q"), False, "q"),
+        (("tiny", "q", "--think"), True, "q"),
+        (("--think", "--", "tiny", "--think"), True, "--think"),
+    ],
+)
+def test_think_takes_a_level_and_no_other_word(
+    arriero: Run, server: FakeServer, words: tuple[str, ...], think: object, prompt: str
+) -> None:
+    assert arriero("run", *words).returncode == 0
+    sent = server.bodies("/api/generate")[0]
+    assert (sent["think"], sent["prompt"]) == (think, prompt)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--keepalive", "banana"), "invalid duration"),

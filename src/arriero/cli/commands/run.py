@@ -20,7 +20,19 @@ from arriero.settings import Settings
 _THINK = ("true", "false", "high", "medium", "low", "max")
 
 
-@click.command("run", context_settings={"ignore_unknown_options": False})
+class RunCommand(click.Command):
+    """`run`, whose `--think` takes the next word as its value only where that is one: it may be the prompt."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words of the command line, a bare `--think` written out."""
+        end = args.index("--") if "--" in args else len(args)
+        for at in range(end):
+            if args[at] == "--think" and not (at + 1 < end and args[at + 1] in _THINK):
+                args = [*args[:at], "--think=true", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@click.command("run", cls=RunCommand, context_settings={"ignore_unknown_options": False})
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
 @click.option("--keepalive", help="How long the model stays loaded (5m, 300, -1 for ever).")
