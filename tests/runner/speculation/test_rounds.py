@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from arriero.model.contract import Batch, Pick
-from arriero.runner.messages import Finished, SamplingOptions
+from arriero.runner.messages import Finished, Grammar, SamplingOptions, Submit, Vocabulary
 from arriero.runner.row import reserved_bytes
 from arriero.runner.speculation.controller import EveryRound
 from arriero.runner.speculation.rounds import keeps_states
@@ -354,3 +354,31 @@ def test_what_a_draft_keeps_of_each_row_is_reserved_for_it(kind: str, monkeypatc
         assert 0.8 * beside < most <= beside
     needed = engine._checked(submit("b", prompt_for(kind), 40)).reserved
     assert needed == reserved_bytes(len(prompt_for(kind)) + 40, target.facts, draft.facts) + beside
+
+
+def test_nothing_is_said_behind_a_drawn_draft_that_ends_a_reply_in_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it stay in a cache where an earlier draft did not stay."""
+    numbers = random.Random(3)
+    monkeypatch.setattr("arriero.runner.sampling.sampler.fresh_seed", lambda: numbers.getrandbits(64))
+    target, draft = pair("mtp_qwen3_5")
+    vocab = target.facts.vocab_size
+    engine = speculating(target, draft=draft, widths=(3, 4), prefix_bytes=1 << 26)
+    engine.learn(Vocabulary(tokens=[*(b"%03d" % i for i in range(vocab - 1)), b""], special=[vocab - 1]))
+    grammar = Grammar(kind="regex", text="([0-9]{3}){6}")
+    drawn = SamplingOptions(temperature=2.0, top_k=0, top_p=1.0)
+    accepted, judged = 0, 0
+    for i in range(24):
+        prompt = prompt_for("mtp_qwen3_5", 9, seed=i)
+        engine.submit(
+            Submit(id="a", tokens=prompt, max_tokens=20, stop_tokens=[vocab - 1], sampling=drawn, grammar=grammar)
+        )
+        reply = run(engine)["a"]
+        assert reply.reason == "stop"
+        assert len(reply.tokens) == 6
+        accepted, judged = accepted + reply.end.speculation.accepted, judged + reply.end.speculation.drafted
+        turn = [*prompt, *reply.tokens, 3, 1, 4]
+        engine.submit(submit("b", turn, 4))
+        later = run(engine)["b"]
+        assert later.tokens == plain_loop(target, turn, 4)
+        assert later.end.cached_tokens >= len(prompt) - 4
+    assert 0.2 < accepted / judged < 0.9
