@@ -149,4 +149,4 @@ def test_to_draw_afresh_where_a_drawn_draft_may_not_stand_shows(monkeypatch: pyt
         "arriero.runner.speculation.speculator.within",
         lambda grammar, proposal, rule: within(grammar, proposal, Rule.SAME),
     )
-    assert improbable(*of_three_letters(1000))
+    assert improbable(*of_three_letters(3000))

@@ -476,7 +476,8 @@ class TestLongPrompts:
         # holds some tiles of at most 64 MiB, the extension what comes in and goes out.
         assert many < 320 * 2**20
         if kernels == "native":
-            assert many < 5 * few
+            # Four times the queries; with keys it would be sixteen. What is freed a moment later counts, too.
+            assert many < 8 * few
 
     def test_memory_of_a_chunk_hardly_grows_with_its_history(self) -> None:
         layer, _ = self.attention()
