@@ -49,6 +49,11 @@ def conversations(said: str) -> dict[str, Conversation]:
             Message(role="assistant", tool_calls=[ToolCall(name="weather", arguments={"town": said}, id=made.id)]),
             answered,
         ),
+        "an argument's name": turns(
+            asked,
+            Message(role="assistant", tool_calls=[ToolCall(name="weather", arguments={said: "x"}, id=made.id)]),
+            answered,
+        ),
     }
 
 
