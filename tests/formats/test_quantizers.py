@@ -69,6 +69,25 @@ def test_affine_errors_stay_below_their_bounds_and_mlx_decodes_the_same(bits, bo
     np.testing.assert_allclose(got, np.array(theirs), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_affine_scales_are_those_of_mlx(bits):
+    scales, biases = affine.fit(NORMAL.reshape(64, -1, 64), bits)
+    _, theirs, zeros = mx.quantize(mx.array(NORMAL), group_size=64, bits=bits)
+    np.testing.assert_allclose(scales, np.array(theirs), rtol=1e-6)
+    np.testing.assert_allclose(biases, np.array(zeros), rtol=1e-6)
+    assert (scales < 0).any()
+    assert (scales > 0).any()
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(4, 6.0), (8, 448.0)])
+@pytest.mark.parametrize("power", [-100, -7, 0, 5, 90])
+def test_without_a_search_an_mx_scale_is_the_least_that_clips_nothing(bits, limit, power):
+    largest = np.float32(math.ldexp(limit, power))
+    for value, code in ((largest, 127 + power), (np.nextafter(largest, np.float32(np.inf)), 128 + power)):
+        _, scales = mxfp.quantize(np.full((1, 32), value, np.float32), bits, search=False)
+        assert scales.tolist() == [[code]]
+
+
 @pytest.mark.parametrize(("bits", "size"), [(4, 6.0), (8, 448.0)])
 def test_without_a_search_no_mx_scale_clips_its_group(bits, size):
     rng = np.random.default_rng(1)
