@@ -184,6 +184,8 @@ COHERE = config("Cohere2MoeForCausalLM", num_hidden_layers=16)
         (LLAMA, "int4", "model.layers.4.self_attn.q_proj.weight", (8, 96), ""),
         (LLAMA, "nvfp4", "model.layers.4.self_attn.q_proj.weight", (8, 96), ""),
         (LLAMA, "nvfp4", "model.layers.4.self_attn.q_proj.weight", (64, 96), "nvfp4"),
+        (LLAMA, "int4", "model.layers.4.self_attn.q_proj.weight", (16, 64), "int4"),
+        (LLAMA, "int4", "model.layers.4.self_attn.q_proj.weight", (15, 64), ""),
         (LLAMA, "int4", "vision_tower.layers.1.fc1.weight", SQUARE, ""),
         (LLAMA, "bf16", "model.layers.4.input_layernorm.weight", (256,), ""),
         (LLAMA, "bf16", "model.embed_tokens.weight", SQUARE, "bf16"),
