@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -13,6 +14,10 @@ from arriero import settings
 from arriero.chat.parsers.families import FAMILIES
 from arriero.chat.renderers.builtin.catalogue import RENDERERS
 from arriero.options import OPTIONS
+from arriero.server.compat.fields import FieldRules
+from arriero.server.schemas.anthropic import COUNT, MESSAGES
+from arriero.server.schemas.openai import CHAT, COMPLETION, EMBEDDINGS
+from arriero.server.schemas.responses import RESPONSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -123,6 +128,19 @@ def test_every_route_is_on_the_pages_of_the_api(tmp_path: Path) -> None:
     assert len(paths) > 30
     shown = {re.sub(r"\{(\w+)(:path)?\}", r"<\1>", path) for path in paths}
     assert {path for path in shown if f"`{path.replace('<digest>', 'sha256:<hex>')}`" not in described} == set()
+
+
+@pytest.mark.parametrize(
+    "rules", [CHAT, COMPLETION, EMBEDDINGS, MESSAGES, COUNT, RESPONSES], ids=lambda rules: rules.route
+)
+def test_every_field_of_a_v1_route_is_in_its_section(rules: FieldRules[Any]) -> None:
+    page = text("docs/v1.md")
+    heading = rules.route.removesuffix("/count_tokens")
+    section = page.partition(f"## `{heading}`")[2].partition("\n## ")[0]
+    shared = page.partition("## What all of them share")[2].partition("\n## ")[0]
+    assert section
+    assert {name for name in [*rules.ignored, *rules.refused] if f"`{name}`" not in section} == set()
+    assert {name for name in rules.honoured if not re.search(rf"`{name}[`.]", section + shared)} == set()
 
 
 def test_the_options_of_a_modelfile_are_on_its_page_with_their_defaults() -> None:
