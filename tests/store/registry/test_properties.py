@@ -91,3 +91,18 @@ def test_a_record_is_taken_up_and_one_of_another_size_is_not(tmp_path):
     assert three.claim()
     assert sum(part.done for part in three.parts(600)) == 0
     three.close()
+
+
+def test_a_record_whose_file_is_gone_counts_nothing(tmp_path):
+    blobs = Blobs(tmp_path)
+    one = Partial(blobs, DIGEST, 1000)
+    assert one.claim()
+    parts = one.parts(600)
+    parts[0].done = 600
+    one.save(parts)
+    one.close()
+    one.path.unlink()
+    two = Partial(blobs, DIGEST, 1000)
+    assert two.claim()
+    assert sum(part.done for part in two.parts(600)) == 0
+    two.close()
