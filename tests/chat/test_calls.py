@@ -165,6 +165,7 @@ def test_a_strict_call_in_thoughts_is_followed_by_more_of_them() -> None:
 def test_without_strict_tools_nothing_is_asked_of_calls() -> None:
     _, form, words = setting("tagged", True)
     assert strict_calls(form, words.tag, TOOLS[1:]) == []
+    assert strict_calls(form, words.tag, [tool("a", PARAMETERS, strict=word) for word in (False, None, "no")]) == []
 
 
 def test_a_family_without_a_grammar_is_refused_when_it_must_call_and_warned_of_when_strict(
