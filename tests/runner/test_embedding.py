@@ -152,6 +152,21 @@ def test_rows_say_the_same_while_texts_are_embedded_beside_them() -> None:
     assert rows(said[0]).shape == (5, 32)
 
 
+def test_texts_are_not_kept_waiting_for_what_a_row_cannot_begin_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(TinyModel())
+    pauses = []
+    monkeypatch.setattr(engine._hindered, "may_begin", lambda row, running: False)
+    monkeypatch.setattr(engine._hindered, "pause", lambda waiting: pauses.append(engine._embeddings.busy))
+    engine.submit(submit("a", [1, 2, 3], 2))
+    for name in "bcd":
+        engine.embed(Embed(id=name, texts=[[4, 5, 6]], pooling="mean"))
+    while engine._embeddings.busy:
+        engine.step()
+    engine.step()
+    assert pauses
+    assert not any(pauses)
+
+
 def test_a_closed_engine_has_answered_everything() -> None:
     engine = make_engine(TinyModel())
     engine.embed(Embed(id="texts", texts=TEXTS, pooling="last"))

@@ -315,7 +315,7 @@ class Engine:
                 self._speculator.admit(row, reuse.caches[self._slots :])
             self._make_room()
             self._report(row)
-        if not self._rows:
+        if not self._rows and not self._embeddings.busy:
             self._hindered.pause(self._waiting)
 
     def _may_begin(self, row: Row) -> bool:

@@ -114,6 +114,21 @@ def test_a_full_disk_is_a_warning_and_no_failure(tmp_path, monkeypatch, caplog):
     assert list((tmp_path / "m").iterdir()) == []
 
 
+def test_a_file_has_its_name_only_once_all_of_it_is_written(tmp_path, monkeypatch):
+    """A process that is killed meanwhile leaves nothing that the next one would read."""
+    seen = []
+
+    def watched(path: Path, *rest: object) -> None:
+        write(path, *rest)
+        seen.append((path.suffix, len(list(path.parent.glob("*.prefix")))))
+
+    monkeypatch.setattr("arriero.runner.prefix.disk.write", watched)
+    ask(tmp_path / "m", PROMPT)
+    assert seen
+    assert seen == [(".part", before) for before in range(len(seen))]
+    assert {path.suffix for path in (tmp_path / "m").iterdir()} == {".prefix"}
+
+
 def test_unfinished_files_of_a_killed_process_go_away(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
@@ -125,7 +140,7 @@ def test_unfinished_files_of_a_killed_process_go_away(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["new.part"]
 
 
-def test_another_model_dtype_or_mode_has_another_folder(tmp_path):
+def test_another_model_dtype_mode_draft_or_version_has_another_folder(tmp_path, monkeypatch):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
     first.write_bytes(b"one")
     second.write_bytes(b"two")
@@ -142,8 +157,14 @@ def test_another_model_dtype_or_mode_has_another_folder(tmp_path):
         fingerprint(GGUFSource((str(first),)), "float32", "cpu", "int8"),
         fingerprint(FolderSource(str(folder)), "float32", "cpu", "exact"),
         fingerprint(LayersSource({"w": str(blob)}, {}), "float32", "cpu", "exact"),
+        fingerprint(GGUFSource((str(first),)), "float32", "cpu", "exact", "mtp"),
+        fingerprint(GGUFSource((str(first),)), "float32", "cpu", "exact", "mtp", FolderSource(str(folder))),
+        fingerprint(GGUFSource((str(first),)), "float32", "cpu", "exact", "mtp", GGUFSource((str(second),))),
     }
-    assert len(names) == 7
+    assert len(names) == 10
+    with monkeypatch.context() as other:
+        other.setattr("arriero.runner.prefix.fingerprint.__version__", "0")
+        assert fingerprint(GGUFSource((str(first),)), "float32", "cpu", "exact") not in names
     before = fingerprint(FolderSource(str(folder)), "float32", "cpu", "exact")
     (folder / "config.json").write_text('{"a": 1}')
     assert fingerprint(FolderSource(str(folder)), "float32", "cpu", "exact") != before
