@@ -126,6 +126,31 @@ def test_in_a_free_reply_a_strict_call_that_has_begun_fits(name: str, tokens: bo
     assert names <= {"set_level", "stop"}
 
 
+@pytest.mark.parametrize("other", ["stop_all", "stop.all", "stop-all", "nonstop"])
+def test_a_tool_whose_name_holds_a_strict_ones_is_free(other: str) -> None:
+    family, form, words = setting("harmony", True)
+    strict = [tool("stop", SCHEMAS["stop"], strict=True), tool(other, {})]
+    triggers = strict_calls(form, words.tag, strict)
+    grammar = grammar_for(None, FAMILIES[family].parser("<|start|>assistant", strict), words.tag, triggers)
+    for name, free in (("stop", False), (other, True)):
+        row = words.begin(grammar)
+        for token in words.spell(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"):
+            row.advance(token)
+        assert bool(row.allowed().all()) is free
+
+
+def test_a_text_that_must_be_long_does_not_hold_its_closing_tag() -> None:
+    family, form, words = setting("qwen's elements", False)
+    note = {"type": "string", "minLength": 40}
+    offered = [tool("f", {"type": "object", "properties": {"note": note}, "required": ["note"]})]
+    grammar = grammar_for(call_format(form, words.tag, offered), FAMILIES[family].parser("", offered), words.tag)
+    row = words.begin(grammar)
+    for byte in b"<tool_call>\n<function=f>\n<parameter=note>\nab\n</parameter":
+        assert row.allowed()[byte]
+        row.advance(byte)
+    assert not row.allowed()[ord(">")]
+
+
 def test_behind_a_strict_call_the_reply_is_free_until_the_next_one() -> None:
     family, form, words = setting("gemma4", True)
     grammar = grammar_for(None, FAMILIES[family].parser("", TOOLS), words.tag, strict_calls(form, words.tag, TOOLS))
