@@ -109,7 +109,7 @@ def _overlay(
     base: StoredModel | None,
     progress: Progress,
 ) -> list[Layer]:
-    """Put the request's texts in the place of the base's, its licences after them, its parameters over them."""
+    """Put the request's texts in the place of the base's, its new licences after them, its parameters over them."""
     merged = (base.params if base is not None else {}) | parameters
     texts: list[tuple[tuple[str, ...], str, bytes]] = []
     if request.template:
@@ -124,7 +124,10 @@ def _overlay(
         texts.append(((manifests.MESSAGES,), manifests.MESSAGES, msgspec.json.encode(kept)))
     for replaced, media_type, data in texts:
         layers = [layer for layer in layers if layer.media_type not in replaced]
-        layers.append(add_layer(build, data, media_type, progress))
+        made = add_layer(build, data, media_type, progress)
+        # A model that is made by its own Modelfile says its base's licences once more.
+        if not any((layer.media_type, layer.digest) == (media_type, made.digest) for layer in layers):
+            layers.append(made)
     return layers
 
 
