@@ -211,6 +211,7 @@ ODD = [
     ({"type": "object", "properties": {}, "required": ["b"]}, "required"),
     ({"anyOf": [{"type": "string"}, {"type": "object"}]}, "type"),
     ({"type": "object", "properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}, "oneOf"),
+    ({"type": "object", "properties": {"a": {"oneOf": [{"enum": ["x"]}, {"type": "string"}]}}}, "oneOf"),
     ({"type": "object", "properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
     ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", {}]}, "required"),
     ({"type": "object", "properties": {"a": {"anyOf": 7}}}, "anyOf"),
