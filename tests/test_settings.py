@@ -110,3 +110,21 @@ def test_a_variable_of_ours_that_nothing_reads_is_named_with_the_nearest_setting
         "ARRIERO_KEEPALIVE is no setting, and nothing reads it; did you mean ARRIERO_KEEP_ALIVE?",
         "ARRIERO_XYZ is no setting, and nothing reads it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "warned"),
+    [
+        ("", False, False),
+        ("1", True, False),
+        ("Yes", True, False),
+        ("off", False, False),
+        ("no", False, False),
+        ("disabled", False, True),
+    ],
+)
+def test_images_are_fetched_only_where_it_plainly_says_so(
+    text: str, on: bool, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(ARRIERO_FETCH_IMAGES=text).fetch_images is on
+    assert ("FETCH_IMAGES" in caplog.text) is warned

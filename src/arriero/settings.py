@@ -1,7 +1,7 @@
 """Settings from the environment: every one is `ARRIERO_X` and falls back to `OLLAMA_X` of the same meaning.
 
 Values are trimmed of blanks and quotes. A value that cannot be read is a warning and the default, except for a Boolean,
-where anything unreadable counts as true (Ollama's rule).
+where anything unreadable counts as true (Ollama's rule); one that opens a way into the network is false then.
 """
 
 from __future__ import annotations
@@ -86,6 +86,15 @@ def _size(text: str) -> int:
 
 def _boolean(text: str) -> bool:
     return text.lower() not in ("0", "f", "false")
+
+
+def _switch(text: str) -> bool:
+    """What opens a way into the network is on only where it plainly says so."""
+    if text.lower() in ("1", "t", "true", "y", "yes", "on"):
+        return True
+    if text.lower() in ("0", "f", "false", "n", "no", "off"):
+        return False
+    raise ValueError("it is neither true nor false")
 
 
 def parse_host(text: str) -> tuple[str, int]:
@@ -202,7 +211,7 @@ class Settings:
             speculation=_read("SPECULATION", "", str, env),
             draft_tokens=_read("DRAFT_TOKENS", 0, _count, env),
             api_keys=tuple(filter(None, map(_trimmed, env.get("ARRIERO_API_KEY", "").split(",")))),
-            fetch_images=_read("FETCH_IMAGES", False, _boolean, env),
+            fetch_images=_read("FETCH_IMAGES", False, _switch, env),
             max_body=_read("MAX_BODY", 512 << 20, _size, env),
             shutdown_grace=_read("SHUTDOWN_GRACE", 5.0, _keep_alive, env),
             prefill=_read("PREFILL", "", str, env),
