@@ -39,12 +39,13 @@ def exact(x: mx.array, parts: list[mx.array | None], kind: dict[str, Any], facto
 
 
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
-def test_every_format_is_read_as_plain_mlx_reads_it(kind: dict[str, Any]) -> None:
-    parts = matrix(11, 384, kind)
-    x = rows(3, 384, mx.float32)
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_every_format_is_read_as_plain_mlx_reads_it(dtype: mx.Dtype, kind: dict[str, Any]) -> None:
+    parts = matrix(11, 384, kind, dtype)
+    x = rows(3, 384, dtype)
     want = exact(x, parts, kind)
     for order in ORDERS:
-        assert apart(metal.multiply(x, *parts, **kind, launch=launch("product", **order)), want) <= 1e-5
+        assert apart(metal.multiply(x, *parts, **kind, launch=launch("product", **order)), want) <= LIMIT[dtype]
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

@@ -120,7 +120,7 @@ template <int WIDTH> inline int held_at(int i, int part) {
   for (int at = thread_index_in_threadgroup; at < HG * DV; at += 32 * NSG) {
     const int g = at / DV, d = at % DV;
     const bool sink = SINKS && which == 0;
-    float all = sink ? sinks[head + g] : Limits<float>::finite_min;
+    float all = sink ? float(sinks[head + g]) : float(Limits<float>::finite_min);
     for (int n = 0; n < NSG; ++n) all = metal::max(all, most[n * HG + g]);
     float weights = sink ? metal::exp(sinks[head + g] - all) : 0.0f;
     float made = 0.0f;

@@ -34,7 +34,7 @@ inline float sigmoid(float x) {
   const size_t whole = size_t(spans) * HV * DV * DK;
 
   float state[PER];
-  for (int i = 0; i < PER; ++i) state[i] = i < own ? states[place + i] : 0.0f;
+  for (int i = 0; i < PER; ++i) state[i] = i < own ? float(states[place + i]) : 0.0f;
 
   int next = 0;
   for (int t = 0; t < tokens; ++t) {

@@ -72,7 +72,7 @@ template <int FORMAT, typename S> inline float scale_of(S code) {
 
   for (int r = 0; r < OUT; ++r) {
     const int column = first + r;
-    const float factor = FACTOR == 0 ? 1.0f : factors[FACTOR == 1 ? 0 : metal::min(column, columns - 1)];
+    const float factor = FACTOR == 0 ? 1.0f : float(factors[FACTOR == 1 ? 0 : metal::min(column, columns - 1)]);
     for (int m = 0; m < ROWS; ++m) {
       const float made = simd_sum(sum[m][r]);
       if (lane == 0 && column < columns && top + m < rows) y[size_t(top + m) * columns + column] = T(made * factor);

@@ -31,7 +31,7 @@ inline uint order_of(uint key) { return key; }
     if (at < length) {
       const size_t from = size_t(row) * length + at;
       key = order_of(values[from]);
-      index = KEYED ? places[from] : at;
+      index = KEYED ? uint(places[from]) : uint(at);
     }
     key_of[j] = key;
     index_of[j] = index;
