@@ -255,7 +255,7 @@ def test_a_reply_that_takes_too_long_is_cut_off_with_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("signal", [SIGTERM, SIGINT])
-def test_a_second_signal_ends_the_waiting(tmp_path: Path, signal: int) -> None:
+def test_a_second_signal_ends_the_waiting(tmp_path: Path, signal: int, caplog: pytest.LogCaptureFixture) -> None:
     with live_server(tmp_path, echo_command(tmp_path), shutdown_grace=60.0) as running:
         put_model(running.store, "tiny")
         with (
@@ -269,6 +269,7 @@ def test_a_second_signal_ends_the_waiting(tmp_path: Path, signal: int) -> None:
                 assert "error" not in json.loads(next(lines))
             running._server.handle_exit(signal, None)
             assert json.loads(list(lines)[-1]) == {"error": "the runner of tiny:latest was stopped"}
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ class Server(uvicorn.Server):
         await self._drain(services.settings.shutdown_grace)
         await services.scheduler.close()
         await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # uvicorn leaves it out then, and logs how it is torn down
 
     async def _drain(self, seconds: float) -> None:
         """Wait until no request is being answered, at most so long."""
