@@ -279,6 +279,28 @@ def test_control_tokens_are_no_part_of_a_grammars_text() -> None:
     grammars.close()
 
 
+def test_what_a_token_holds_behind_a_trigger_is_its_grammars() -> None:
+    tokens = [*(bytes((byte,)) for byte in range(128)), b">{"]
+    grammars = Grammars(Vocabulary(tokens=tokens, special=[]), len(tokens))
+    trigger = Trigger(pattern="<call>", lark='start: "{" "a" "}"')
+    row = Constraint(grammars, Grammar(kind="free", text="", triggers=[trigger]), [])
+    row.start()
+    for byte in b"<call":
+        row.advance(byte)
+    assert row.allowed().all()
+    row.advance(128)
+    assert np.flatnonzero(row.allowed()).tolist() == [ord("a")]
+    grammars.close()
+
+
+def test_where_a_tag_is_a_token_no_other_of_the_same_bytes_spells_it() -> None:
+    tokens = [b"a", b"<t>", b"<t>", b"b", b"b"]
+    grammars = Grammars(Vocabulary(tokens=tokens, special=[2]), len(tokens))
+    grammars.compile(Grammar(kind="regex", text="a")).result()
+    assert (grammars.spelled(b"<t>"), grammars.spelled(b"b"), grammars.spelled(b"c")) == ([2], [3, 4], [])
+    grammars.close()
+
+
 def spelled(words: list[str]) -> list[bytes]:
     return [word.encode() for word in words]
 
