@@ -12,7 +12,9 @@ from arriero.errors import CheckpointError, LoadError
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Model
+from arriero.runner.engine import Engine
 from arriero.runner.load import load
+from arriero.runner.main import _load
 from arriero.runner.messages import RunnerConfig
 from arriero.runner.sampling import Sampler
 from arriero.runner.speculation.controller import DepthController, WholeBlocks
@@ -93,6 +95,36 @@ def test_a_drafts_bytes_count_with_the_models(headed: FolderSource) -> None:
     draft = opened(headed)
     assert draft is not None
     assert sizes["auto"] - sizes["off"] == sum(array.nbytes for array in draft.parameters())
+
+
+class Silent:
+    """A channel that nobody listens on."""
+
+    closed = False
+
+    def send(self, messages: object) -> None: ...
+
+
+@pytest.mark.parametrize("given", ["head", "dflash2"])
+def test_what_a_draft_takes_of_each_row_is_told_with_what_the_model_takes(headed: FolderSource, given: str) -> None:
+    """The scheduler promises memory by these figures."""
+    source, draft = headed, None
+    if given == "dflash2":
+        source, draft = folder(TARGETS / "qwen3_5_moe"), folder(GOLDENS / given)
+    ready = {}
+    for kind in ("off", "draft"):
+        chosen = config(source, draft=draft, speculation=kind, dtype="float32")
+        engine, ready[kind] = _load(chosen, Silent(), 0.0)  # type: ignore[arg-type]
+        assert isinstance(engine, Engine)
+    found = opened(source, draft=draft)
+    assert found is not None
+    facts, off, on = found.facts, ready["off"], ready["draft"]
+    assert on.cache_bytes_per_token - off.cache_bytes_per_token == facts.cache_bytes_per_token
+    assert (facts.cache_bytes_per_token > 0) is (given == "head")
+    assert on.cache_bytes_fixed - off.cache_bytes_fixed == facts.cache_bytes_fixed + engine.row_bytes
+    assert engine.row_bytes > 0
+    assert (off.round_bytes, on.round_bytes) == (0, engine.round_bytes)
+    assert on.weight_bytes - off.weight_bytes == sum(array.nbytes for array in found.parameters())
 
 
 def target(name: str) -> Model:
