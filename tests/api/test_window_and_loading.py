@@ -50,9 +50,12 @@ def test_a_generate_prompt_that_does_not_fit_is_refused(http):
 
 
 def test_a_context_that_is_too_long_loses_its_front_and_says_so(http):
-    reply = generate(http, say("ok"), context=list(b"z" * 400), options={"num_ctx": 256}).json()
+    context = list(b"y" * 390 + b"z" * 10)
+    reply = generate(http, say("ok"), context=context, options={"num_ctx": 256}).json()
     assert reply["response"] == "ok"
-    assert reply["truncated"]["dropped_tokens"] > 200
+    dropped = reply["truncated"]["dropped_tokens"]
+    assert 200 < dropped < 390
+    assert reply["context"][: 400 - dropped] == context[dropped:]
     assert reply["prompt_eval_count"] <= 192
     refused = generate(http, say("ok"), context=list(b"z" * 400), options={"num_ctx": 256}, truncate=False)
     assert "window holds 256" in error(refused)
