@@ -73,6 +73,13 @@ def _compile(command: Sequence[str], target: Path) -> None:
     beside.replace(target)
 
 
+def _write(text: str, target: Path) -> None:
+    """A file in one step."""
+    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(target)
+
+
 def _swizzles() -> str:
     """The members of vectors of 2, 3 and 4 that name some of their components."""
     lines = []
@@ -93,8 +100,8 @@ def _precompiled(compiler: str, flags: list[str], folder: Path) -> list[str]:
     made = folder / ("shim.pch" if clang else "shim.h.gch")
     if not made.exists():
         folder.mkdir(exist_ok=True)
-        (folder / "shim.h").write_text("#pragma once\n" + INCLUDE, encoding="utf-8")
-        (folder / "swizzles.inc").write_text(_swizzles(), encoding="utf-8")
+        _write("#pragma once\n" + INCLUDE, folder / "shim.h")
+        _write(_swizzles(), folder / "swizzles.inc")
         _compile([compiler, *flags, f"-I{SHIM}", f"-I{folder}", "-x", "c++-header", str(folder / "shim.h")], made)
     return ["-include-pch", str(made)] if clang else ["-include", str(folder / "shim.h")]
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
+from pathlib import Path
 
 from tests.metal.harness.errors import MetalError
 
+LITERAL = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+"""A comment, a string or a character."""
 
-def line_offsets(path: pathlib.Path) -> dict[str, int]:
+
+def line_offsets(path: Path) -> dict[str, int]:
     """First lines of header and body in the file, for messages."""
     out = {}
-    for no, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         m = re.match(r"//:\s*(header|body)\b", line)
         if m:
-            out[m[1]] = no + 1
+            out[m[1]] = number + 1
     return out
 
 
 def blank_comments(s: str) -> str:
     """The text with comments and literals blanked, same length."""
-
-    def f(m):
-        return re.sub(r"[^\n]", " ", m[0])
-
-    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", f, s, flags=re.S)
+    return re.sub(LITERAL, lambda found: re.sub(r"[^\n]", " ", found[0]), s, flags=re.S)
 
 
 DECLARE = 'msl_tg_{name}& {name} = msl::tg_var<msl_tg_{name}>({n}, "{name}");'

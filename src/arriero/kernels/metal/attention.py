@@ -7,15 +7,13 @@ import mlx.core as mx
 from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, TYPES, Launch, kernel, on_device
 
 SIMDGROUPS = 8
-"""Of 32 lanes each: 256 threads, which all Apple GPUs allow for a kernel of this many registers."""
+"""Of 32 lanes each. MLX raises where a GPU has too few registers for 256 such threads; no Mac was there to show it."""
 WIDEST = 512
 """The widest heads: a lane holds an eighth of a query and of a sum, and a threadgroup has 32 KiB."""
 MOST_QUERIES = 16
 """Queries of a span up to which each reads its keys alone; more share them in plain MLX's kernels for prompts."""
 SHARED_WIDTH = 256
 """Numbers of all queries of one threadgroup, which bounds how many heads read a key together."""
-
-
 FULL_GRID = 64
 """Threadgroups from which a launch is left as it is; fewer share the keys of a query among several."""
 KEYS_EACH = 512
