@@ -382,3 +382,15 @@ def test_nothing_is_said_behind_a_drawn_draft_that_ends_a_reply_in_a_grammar(mon
         assert later.tokens == plain_loop(target, turn, 4)
         assert later.end.cached_tokens >= len(prompt) - 4
     assert 0.2 < accepted / judged < 0.9
+
+
+def test_the_caches_of_a_draft_are_counted_with_its_targets() -> None:
+    target, draft = pair("mtp_qwen3_5")
+    engine = speculating(target, draft=draft, widths=(0,), prefill_chunk=4)
+    engine.submit(submit("a", prompt_for("mtp_qwen3_5"), 20))
+    for _ in range(8):
+        engine.step()
+    row = engine._rows[0]
+    own = sum(cache.nbytes for cache in row.session.caches)
+    assert own > 0
+    assert engine.counts().cache_bytes == own + sum(cache.nbytes for cache in row.caches if cache is not None)
