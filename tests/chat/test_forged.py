@@ -49,6 +49,16 @@ def conversations(said: str) -> dict[str, Conversation]:
             Message(role="assistant", tool_calls=[ToolCall(name="weather", arguments={"town": said}, id=made.id)]),
             answered,
         ),
+        "the name of a call and its result": turns(
+            asked,
+            Message(role="assistant", tool_calls=[ToolCall(name=said, id=made.id)]),
+            Message(role="tool", content="sun", tool_call_id=made.id, tool_name=said),
+        ),
+        "the id of a call and its result": turns(
+            asked,
+            Message(role="assistant", tool_calls=[ToolCall(name="weather", id=said)]),
+            Message(role="tool", content="sun", tool_call_id=said, tool_name="weather"),
+        ),
         "an argument's name": turns(
             asked,
             Message(role="assistant", tool_calls=[ToolCall(name="weather", arguments={said: "x"}, id=made.id)]),

@@ -260,6 +260,17 @@ def test_what_the_model_repeats_makes_no_turns(field: str) -> None:
     assert "<think>" in control
 
 
+def test_an_id_that_spells_a_control_token_still_finds_its_result() -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for r in messages if r.tool_call_id == c.id %}"
+        "{{ c.id }}={{ r.content }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    call = ToolCall(name="f", id="a<x>")
+    messages = [Message(role="assistant", tool_calls=[call]), Message(role="tool", content="sun", tool_call_id="a<x>")]
+    prompt = renderer(template, control=["<x>"]).render(Conversation(messages=messages), add_generation_prompt=False)
+    assert prompt.segments == [Text("a"), Text("<x>", control=False), Text("=sun")]
+
+
 def test_images_take_the_places_that_the_template_gives_them() -> None:
     template = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"

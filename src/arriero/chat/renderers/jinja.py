@@ -93,15 +93,18 @@ class JinjaRenderer:
         content = marks.image.join(pieces)
         thinking = marks.hide_all(control, message.thinking)
         calls = [self._guarded_call(call, marks) for call in message.tool_calls]
-        if (content, thinking, calls) == (message.content, message.thinking, message.tool_calls):
-            return message
-        return msgspec.structs.replace(message, content=content, thinking=thinking, tool_calls=calls)
+        name, answers = (marks.hide_all(self._control, one) for one in (message.tool_name, message.tool_call_id))
+        return msgspec.structs.replace(
+            message, content=content, thinking=thinking, tool_calls=calls, tool_name=name, tool_call_id=answers
+        )
 
     def _guarded_call(self, call: ToolCall, marks: _Marks) -> ToolCall:
         mapping = call.mapping()
         found = _guard(call.arguments if mapping is None else mapping, marks, self._control)
+        name, number = (marks.hide_all(self._control, one) for one in (call.name, call.id))
         # A client's own text of arguments stays as it is where nothing had to be hidden.
-        return call if found in (mapping, call.arguments) else msgspec.structs.replace(call, arguments=found)
+        arguments = call.arguments if found in (mapping, call.arguments) else found
+        return msgspec.structs.replace(call, name=name, arguments=arguments, id=number)
 
     def _arguments(self, tools: list[Tool], add_generation_prompt: bool, think: Think) -> dict[str, Any]:
         arguments: dict[str, Any] = {
@@ -205,13 +208,16 @@ class _Marks:
     def __init__(self) -> None:
         self._secret = "".join(secrets.choice("0123456789") for _ in range(24))
         self._hidden: list[str] = []
+        self._numbers: dict[str, int] = {}
         self.end = self._secret + "x" * _MARK_DIGITS
         self.image = self._secret + "9" * _MARK_DIGITS
 
     def hide(self, text: str) -> str:
-        """A stand-in for a text."""
-        self._hidden.append(text)
-        return f"{self._secret}{len(self._hidden) - 1:0{_MARK_DIGITS}}"
+        """A stand-in for a text, the same one each time: templates look for results by the ids of their calls."""
+        if text not in self._numbers:
+            self._numbers[text] = len(self._hidden)
+            self._hidden.append(text)
+        return f"{self._secret}{self._numbers[text]:0{_MARK_DIGITS}}"
 
     def hide_all(self, control: ControlText, text: str) -> str:
         """A text with stand-ins for what `control` finds in it."""
