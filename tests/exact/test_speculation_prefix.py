@@ -85,6 +85,26 @@ def test_a_stop_token_that_the_next_turn_leaves_out_stays_in_no_pair(
     assert reply_b.end.cached_tokens >= len(prompt) - 5
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("widths", [(0,), (3,)], ids=["parked", "drafting"])
+def test_a_turn_behind_a_stop_token_goes_on_where_the_reply_ended(
+    model: Model, head: Draft, prompt: list[int], widths: tuple[int, ...], ahead: bool
+) -> None:
+    """The state behind the last pair that is known, though a step that nobody reads may have gone further."""
+    reply = plain_loop(model, prompt, 20)
+    stop = next(token for i, token in enumerate(reply) if i > 5 and token not in reply[:i])
+    said = reply[: reply.index(stop)]
+    engine = speculating(model, draft=head, widths=widths, ahead=ahead, prefix_bytes=1 << 26)
+    engine.submit(submit("a", prompt, 20, stop=[stop]))
+    assert run(engine)["a"].tokens == said
+    turn = [*prompt, *said, stop, 7, 9]
+    engine.submit(submit("b", turn, 10))
+    expect(decoding(engine), told(model, head, turn, len(turn) - 1))
+    later = run(engine)["b"]
+    assert later.tokens == plain_loop(model, turn, 10)
+    assert later.end.cached_tokens == len(prompt) + len(said)
+
+
 def test_a_prompt_that_differs_is_reported_by_its_first_other_token(
     model: Model, head: Draft, prompt: list[int]
 ) -> None:
