@@ -92,6 +92,25 @@ def test_an_edge_that_is_known_in_part_is_used_to_the_very_token() -> None:
         assert store.begin(row_keys([*range(same), 500, 501])).offset == same
 
 
+def test_states_are_kept_at_the_ends_of_the_last_messages() -> None:
+    store = store_of("rf")
+    stored(store, list(range(100)), [10, 20, 30, 40, 50])
+    reached = {at: store.begin(row_keys([*range(at), *[500] * 9])).offset for at in (15, 25, 35, 45, 55, 96)}
+    assert reached == {15: 0, 25: 0, 35: 30, 45: 40, 55: 50, 96: 50}
+
+
+def test_states_are_kept_where_two_prompts_part_and_near_the_end_of_each() -> None:
+    """The first that leaves what is stored reads it again, those behind it don't."""
+    store = store_of("rf")
+    reached = []
+    for tail in (500, 600, 700):
+        keys = [*range(70), *[tail] * 30]
+        reached.append(store.begin(row_keys([*keys, 0])).offset)
+        stored(store, keys)
+        assert store.begin(row_keys([*keys[:-2], 1, 2])).offset == 97
+    assert reached == [0, 0, 70]
+
+
 def test_only_the_node_that_is_used_counts_as_used() -> None:
     """R-53: what lies on the way to it may go before it does."""
     store = store_of("rf")
