@@ -394,3 +394,18 @@ def test_the_caches_of_a_draft_are_counted_with_its_targets() -> None:
     own = sum(cache.nbytes for cache in row.session.caches)
     assert own > 0
     assert engine.counts().cache_bytes == own + sum(cache.nbytes for cache in row.caches if cache is not None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.1])
+def test_a_draft_that_guesses_as_its_target_does_is_always_right_where_a_seed_decides(temperature: float) -> None:
+    """The target's numbers, and penalties that see the guesses before."""
+    target = MarkovModel(seed=4)
+    draft = MarkovDraft(target)
+    draft.table = mx.array(target.table)
+    engine = speculating(target, draft=draft, widths=(3, 5, 1))
+    options = SamplingOptions(
+        temperature=temperature, top_k=4, top_p=0.95, repeat_last_n=4, repeat_penalty=1.5, presence_penalty=0.7, seed=9
+    )
+    engine.submit(submit("a", [2, 0], 120, sampling=options))
+    used = run(engine)["a"].end.speculation
+    assert used.accepted == used.drafted > 60
