@@ -270,3 +270,14 @@ def test_a_base_that_is_not_there_is_pulled_first(server, http, tmp_path):
         assert "pulling manifest" not in again
         for name in ("made-of-it", base):
             assert http.request("DELETE", "/api/delete", json={"model": name}).status_code == 200
+
+
+def test_a_renderer_and_a_parser_that_are_not_ours_are_told_at_once(http):
+    body = {"model": "named", "from": "tiny", "renderer": "qwen9", "parser": "qwen9"}
+    statuses = [json.loads(line)["status"] for line in http.post("/api/create", json=body).text.splitlines()]
+    assert statuses[0].startswith("warning: there is no renderer 'qwen9'")
+    assert statuses[1].startswith("warning: there is no parser 'qwen9'")
+    assert statuses[-1] == "success"
+    body = {"model": "named", "from": "tiny", "renderer": "llama3", "parser": "llama3"}
+    assert "warning" not in http.post("/api/create", json=body).text
+    assert http.request("DELETE", "/api/delete", json={"model": "named"}).status_code == 200

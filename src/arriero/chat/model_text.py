@@ -211,8 +211,8 @@ class ModelText:
     def _find_family(self, parser: str) -> Family:
         if parser in PARSER_NAMES:
             return FAMILIES[PARSER_NAMES[parser]]
-        if parser:
-            log.warning("there is no parser '%s': the model's template tells how its replies are read", parser)
+        for problem in unknown_names("", parser):
+            log.warning("%s", problem)
         takes_tools = "tools" in self.templates.variables
         return family_of(
             self.templates.sources, lambda text: self.tokenizer.token_id(text) is not None, takes_tools=takes_tools
@@ -236,10 +236,20 @@ class ModelText:
         return tuple(found)
 
 
+def unknown_names(renderer: str, parser: str) -> list[str]:
+    """What a model will do without, where RENDERER and PARSER name none of ours; '' names nothing."""
+    problems = []
+    if renderer and renderer not in RENDERERS:
+        problems.append(f"there is no renderer '{renderer}': the model's own chat template is used, if it has one")
+    if parser and parser not in PARSER_NAMES:
+        problems.append(f"there is no parser '{parser}': the model's template tells how its replies are read")
+    return problems
+
+
 def _templates(files: TextFiles, template: str | None, renderer: str) -> ChatTemplates:
     """A built-in template by its name; else the model's own; else the built-in one that its architecture needs."""
-    if renderer and renderer not in RENDERERS:
-        log.warning("there is no renderer '%s': the model's own chat template is used, if it has one", renderer)
+    for problem in unknown_names(renderer, ""):
+        log.warning("%s", problem)
     templates = ChatTemplates.open(files, template)
     if template is not None and is_go_template(template):
         own = ChatTemplates.open(files)

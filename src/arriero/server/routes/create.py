@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from arriero.chat.model_text import unknown_names
 from arriero.create.create import create, prepared
 from arriero.errors import ArrieroError, Cancelled, NotFound
 from arriero.server.errors import report as log_error
@@ -38,6 +39,8 @@ async def create_route(request: Request) -> Response:
 async def _statuses(services: Services, asked: CreateRequest) -> AsyncGenerator[dict[str, Any], None]:
     """What `create` reports from its thread; closing the generator ends the import, which then leaves nothing."""
     store, loop = services.store, asyncio.get_running_loop()
+    for problem in unknown_names(asked.renderer, asked.parser):
+        yield {"status": f"warning: {problem}"}
     for name in await asyncio.to_thread(_missing, store, asked):
         async with aclosing(_pulled(services, name, asked)) as pulled:
             async for told in pulled:
