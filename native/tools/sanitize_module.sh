@@ -2,7 +2,8 @@
 # The Python module under the address and undefined-behaviour sanitizers, with the tests of tests/:
 # sanitize_module.sh PYTHON [build folder] [pytest arguments]. PYTHON has what building and testing need.
 set -eu
-python=${1:?usage: sanitize_module.sh PYTHON [build folder] [pytest arguments]}
+python=$(command -v "${1:?usage: sanitize_module.sh PYTHON [build folder] [pytest arguments]}")
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 build=${2:-$(mktemp -d)}
 shift $(($# < 2 ? $# : 2))
 native=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,7 +14,7 @@ native=$(cd "$(dirname "$0")/.." && pwd)
 flags="-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer -O1"
 kernels="-O1;-fno-sanitize=undefined;--param;asan-instrumentation-with-call-threshold=0"
 cmake -S "$native" -B "$build" -DCMAKE_BUILD_TYPE=None "-DARRIERO_OPTIMISE=$kernels" \
-  -DCMAKE_CXX_FLAGS="$flags" -DPython_EXECUTABLE="$(command -v "$python")" >/dev/null
+  -DCMAKE_CXX_FLAGS="$flags" -DPython_EXECUTABLE="$python" >/dev/null
 cmake --build "$build" -j"${JOBS:-2}" >/dev/null
 mkdir -p "$build/package/arriero_cpu"
 cp "$native"/python/arriero_cpu/* "$build"/_native*.so "$build/package/arriero_cpu/"
