@@ -105,6 +105,21 @@ def test_a_turn_behind_a_stop_token_goes_on_where_the_reply_ended(
     assert later.end.cached_tokens == len(prompt) + len(said)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_parked_draft_is_told_from_time_to_time_holds_no_token_that_nobody_has_read(
+    model: Model, head: Draft, prompt: list[int], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arriero.runner.speculation.speculator.FLUSH", 4)
+    said = plain_loop(model, prompt, 20)
+    engine = speculating(model, draft=head, widths=(0,), ahead=ahead, prefix_bytes=1 << 26)
+    engine.submit(submit("a", prompt, 20))
+    assert run(engine)["a"].tokens == said
+    turn = [*prompt, *said, 7, 9]
+    engine.submit(submit("b", turn, 4))
+    expect(decoding(engine), told(model, head, turn, len(turn) - 1))
+    assert run(engine)["b"].end.cached_tokens == len(prompt) + len(said) - 1
+
+
 def test_a_prompt_that_differs_is_reported_by_its_first_other_token(
     model: Model, head: Draft, prompt: list[int]
 ) -> None:

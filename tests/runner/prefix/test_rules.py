@@ -99,6 +99,13 @@ def test_states_are_kept_at_the_ends_of_the_last_messages() -> None:
     assert reached == {15: 0, 25: 0, 35: 30, 45: 40, 55: 50, 96: 50}
 
 
+def test_states_are_kept_every_8192_positions() -> None:
+    store = store_of("rf")
+    stored(store, list(range(20_000)))
+    reached = {at: store.begin(row_keys([*range(at), 3, 3])).offset for at in (8_000, 9_000, 17_000)}
+    assert reached == {8_000: 0, 9_000: 8_192, 17_000: 16_384}
+
+
 def test_states_are_kept_where_two_prompts_part_and_near_the_end_of_each() -> None:
     """The first that leaves what is stored reads it again, those behind it don't."""
     store = store_of("rf")
