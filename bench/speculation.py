@@ -67,6 +67,9 @@ class Always:
     def next(self, most: int) -> int:
         return min(self.width, most)
 
+    def rest(self) -> int:
+        return 0
+
     def observe(self, drafted: int, accepted: int, judged: int, produced: int, seconds: float) -> None:
         """Nothing is learned."""
 

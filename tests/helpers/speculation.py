@@ -38,6 +38,9 @@ class Widths:
     def next(self, most: int) -> int:
         return min(next(self._depths), most)
 
+    def rest(self) -> int:
+        return 0
+
     def observe(self, drafted: int, accepted: int, judged: int, produced: int, seconds: float) -> None:
         self.observed.append((drafted, accepted, judged, produced))
 

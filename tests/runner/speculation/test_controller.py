@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from arriero.runner.speculation.controller import CREDIT, LONGEST_WAIT, DepthController, WholeBlocks
+from arriero.runner.speculation.controller import CREDIT, LONGEST_WAIT, REST, DepthController, WholeBlocks
 from arriero.runner.speculation.costs import TRUSTED, Costs, Rates
 
 PLAIN = 0.02
@@ -190,6 +191,45 @@ def test_drafting_starts_again_when_it_pays_again() -> None:
 def test_a_plain_step_is_measured_again_now_and_then() -> None:
     depths, _, _ = simulate(DepthController(), 2000, flat, lambda i: 0.9)
     assert 4 <= sum(depth == 0 for depth in depths[200:]) <= 60
+
+
+def test_a_slow_moment_of_the_first_plain_steps_makes_no_draft_look_cheap() -> None:
+    """Plain steps are measured again only after long, if drafting is thought to pay."""
+    controller = DepthController()
+    controller.begin()
+    for seconds in (3 * PLAIN, 3 * PLAIN):
+        assert controller.next(8) == 0
+        controller.observe(0, 0, 0, 1, seconds)
+    depths, _, _ = simulate(controller, 200, lambda depth: PLAIN * (1 + 0.2 * depth), lambda _: 0.0)
+    assert sum(depth > 0 for depth in depths) < 40
+
+
+def test_what_is_parked_rests_and_is_tried_again_no_later() -> None:
+    controller = DepthController()
+    simulate(controller, 400, flat, lambda _: 0.0)
+    tried, rested = [], 0
+    for step in range(3 * LONGEST_WAIT):
+        if rested:
+            rested -= 1
+            continue
+        depth = controller.next(8)
+        controller.observe(depth, 0, depth, 1, flat(depth))
+        if depth:
+            tried.append(step)
+        else:
+            rested = controller.rest()
+            assert rested <= REST
+    assert len(tried) >= 4
+    assert max(b - a for a, b in pairwise(tried)) <= LONGEST_WAIT + REST
+
+
+def test_nothing_rests_that_pays_or_was_never_tried() -> None:
+    fresh, paying = DepthController(), DepthController()
+    fresh.begin()
+    fresh.observe(0, 0, 0, 1, PLAIN)
+    assert fresh.rest() == 0
+    simulate(paying, 400, flat, lambda _: 0.9)
+    assert paying.rest() == 0
 
 
 def test_whole_blocks_are_drafted_whatever_stays() -> None:

@@ -50,6 +50,11 @@ class Costs:
         part = (drafts - below) / (above - below)
         return self._seconds[below] + part * (self._seconds[above] - self._seconds[below])
 
+    @property
+    def plain(self) -> float:
+        """Of a plain step, which costs no more than any round: where that was measured otherwise, a busy moment was."""
+        return min(self._seconds.values())
+
     def known(self) -> dict[int, float]:
         """What was measured."""
         return dict(sorted(self._seconds.items()))

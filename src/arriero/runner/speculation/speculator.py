@@ -66,6 +66,10 @@ class Speculator:
         self._lookup: Copies | None = None
         self._mark: float | None = None
         """When the latest round of `_row` was over; None where the next one's length says nothing."""
+        self._resting = 0
+        """Plain steps of `_row` that the depths need not be asked about."""
+        self._rested = False
+        """Whether `_mark` is older than the latest step."""
         self.rounds = self.judged = self.accepted = 0
 
     @property
@@ -157,18 +161,19 @@ class Speculator:
 
     def choose(self, rows: Sequence[Row]) -> int:
         """How many tokens to draft for the only row, 0 = take a plain step; its latest token need not be read."""
+        if self._resting and len(rows) == 1 and rows[0] is self._row:
+            self._resting -= 1
+            return 0
+        self._resting = 0
         row = rows[0] if len(rows) == 1 and rows[0].phase is Phase.DECODING else None
         if row is None or row.tally is None:
             self._row = None
             return 0
         if row is not self._row:
             self._begin(row)
-        most = min(row.max_new - row.sampled - 1, self._limit)
-        if self.draft is not None:
-            return self.depths.next(most) if most > 0 and self._session(row).ready else 0
-        ahead = row.sampled - row.generated
-        found = len(self._known(row).find(most + ahead)) - ahead if most > 0 else 0
-        return self.depths.next(found) if found > 0 else 0
+        depth = self._depth(row, min(row.max_new - row.sampled - 1, self._limit))
+        self._resting = 0 if depth else self.depths.rest()
+        return depth
 
     def round(self, row: Row, depth: int) -> Run | None:
         """Draft `depth` tokens for a row whose last token the host knows, and judge them; None when there are none."""
@@ -197,8 +202,12 @@ class Speculator:
         """The token of a plain step has been read."""
         if row is not self._row or row.tally is None:
             return
-        seconds = self._lap()
-        if seconds is not None:
+        if self._resting:
+            self._rested = True
+            row.tally.step(0.0)
+            return
+        rested, seconds = self._rested, self._lap()
+        if seconds is not None and not rested:
             self.depths.observe(0, 0, 0, 1, seconds)
         row.tally.step(seconds or 0.0)
 
@@ -219,8 +228,17 @@ class Speculator:
 
     def _begin(self, row: Row) -> None:
         self._row, self._mark = row, None
+        self._resting, self._rested = 0, False
         self._lookup = None
         self.depths.begin()
+
+    def _depth(self, row: Row, most: int) -> int:
+        """Drafts of a row's next round, at most `most`."""
+        if self.draft is not None:
+            return self.depths.next(most) if most > 0 and self._session(row).ready else 0
+        ahead = row.sampled - row.generated
+        found = len(self._known(row).find(most + ahead)) - ahead if most > 0 else 0
+        return self.depths.next(found) if found > 0 else 0
 
     def _known(self, row: Row) -> Copies:
         """The search in the row's text, up to what has been read."""
@@ -265,8 +283,8 @@ class Speculator:
         return []
 
     def _count(self, row: Row, run: Run) -> None:
-        seconds = self._lap()
-        if seconds is not None:
+        rested, seconds = self._rested, self._lap()
+        if seconds is not None and not rested:
             self.depths.observe(run.drafted, run.accepted, run.judged, len(run.tokens), seconds)
         assert row.tally is not None
         row.tally.add(run.drafted, run.accepted, run.judged)
@@ -276,7 +294,7 @@ class Speculator:
 
     def _lap(self) -> float | None:
         now, before = self._clock(), self._mark
-        self._mark = now
+        self._mark, self._rested = now, False
         return None if before is None else now - before
 
     def _session(self, row: Row) -> Session:
