@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arriero.cli.commands.bench import bench
+from arriero.cli.main import cli
 from tests.helpers.checkpoint_folder import tensors, write_folder
 
 
@@ -23,7 +23,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     for name in ("ARRIERO_MODELS", "OLLAMA_MODELS"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    return lambda *arguments: CliRunner().invoke(bench, arguments)
+    return lambda *arguments: CliRunner().invoke(cli, ["bench", *arguments])
 
 
 def test_a_table_of_sizes_perplexities_divergences_and_weights(run, folders, tmp_path: Path) -> None:

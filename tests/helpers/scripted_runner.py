@@ -138,6 +138,7 @@ class ScriptedRunner:
         if script.load_error:
             self.channel.send([LoadFailed(script.load_error, script.load_message)])
             return False
+        self.channel.publish(self._status())
         self.channel.send(
             [
                 Ready(
