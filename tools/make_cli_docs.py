@@ -31,7 +31,9 @@ begins with three quotes goes on over lines until three more. Paths of [pictures
 def page() -> str:
     """The whole page as text."""
     names = cli.context_settings["help_option_names"]
-    context = click.Context(cli, info_name="arriero", max_content_width=100, terminal_width=100, help_option_names=names)
+    context = click.Context(
+        cli, info_name="arriero", max_content_width=100, terminal_width=100, help_option_names=names
+    )
     parts = [INTRODUCTION, f"```\n{cli.get_help(context)}\n```\n"]
     for name in VERBS:
         command = cli.get_command(context, name)
