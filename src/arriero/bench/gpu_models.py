@@ -5,77 +5,62 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
+from arriero.bench.gpu_shapes import CONFIGS, Shape, packing, tensor_bytes, tensors
 from arriero.errors import CheckpointError
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Encoder, Model
+from arriero.model.contract import Batch, Encoder, Model, Span
 from arriero.model.quantization import Quantization
+from arriero.model.stored import TensorInfo
 from arriero.model.weight import Weight
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.messages import SamplingOptions, Submit, Tokens
 from arriero.runner.sampling import Sampler
+from arriero.runner.speculation.rounds import keeps_states
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "Qwen3-8B": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-30B-A3B": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-    },
-}
-"""Published configurations, as their `config.json` has them."""
+__all__ = [
+    "CONFIGS",
+    "Decoding",
+    "Quantization",
+    "RandomCheckpoint",
+    "decoding",
+    "random_model",
+    "random_weight",
+    "verifying",
+]
+
+CHUNK = 2048
+"""Prompt tokens of one forward, as the runner takes them on a GPU."""
 
 
 class RandomCheckpoint(Checkpoint):
     """Stands for the files of a model: each tensor is made when it is asked for.
 
-    Matrices are packed as `quantization` says, norms are ones, and the table of tokens is bfloat16.
+    Matrices are packed as `packing` says of `quantization`; vectors are ones, so gains, rates and scalars are plain.
     """
 
-    def __init__(self, config: Mapping[str, Any], quantization: Quantization | None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        quantization: Quantization | None,
+        named: Iterable[tuple[str, Shape]] | None = None,
+    ) -> None:
+        """`named` are the tensors and their shapes, by default those that the configuration means."""
         super().__init__("random weights", {}, dict(config), {}, "hf")
         self.quantization = quantization
-        self.shapes = dict(_shapes(config))
+        self.shapes = dict(tensors(config) if named is None else named)
         self.names_taken: set[str] = set()
 
     @property
     def nbytes(self) -> int:
-        return 0
+        return round(sum(tensor_bytes(self.shapes[name], self.info(name).quantization) for name in self.shapes))
 
     def names(self) -> list[str]:
         return list(self.shapes)
@@ -86,22 +71,27 @@ class RandomCheckpoint(Checkpoint):
     def unused(self) -> list[str]:
         return [name for name in self.shapes if name not in self.names_taken]
 
+    def info(self, name: str) -> TensorInfo:
+        """CheckpointError for a name that the shape does not have."""
+        if name not in self.shapes:
+            raise CheckpointError(f"the shape has no tensor {name}")
+        shape = self.shapes[name]
+        how = packing(name, shape, self.config, self.quantization)
+        return TensorInfo(name, "BF16" if how is None else "U32", shape, how, round(tensor_bytes(shape, how)))
+
     def tensor(self, name: str) -> mx.array:
         return self.weight(name).data
 
     def weight(self, name: str) -> Weight:
-        """CheckpointError for a name that the shape does not have."""
-        if name not in self.shapes:
-            raise CheckpointError(f"the shape has no tensor {name}")
+        """As `info`; evaluated, so that no more than one is in the making."""
+        info = self.info(name)
         self.names_taken.add(name)
-        shape = self.shapes[name]
-        if len(shape) == 1:
-            return Weight(mx.ones(shape, mx.bfloat16))
-        how = self.quantization
-        if how is None or "embed_tokens" in name or name.endswith("mlp.gate.weight"):
-            made = Weight((mx.random.normal(shape) * shape[-1] ** -0.5).astype(mx.bfloat16))
+        if len(info.shape) == 1:
+            return Weight(mx.ones(info.shape, mx.bfloat16))
+        if info.quantization is None:
+            made = Weight((mx.random.normal(info.shape) * info.shape[-1] ** -0.5).astype(mx.bfloat16))
         else:
-            made = random_weight(shape, how)
+            made = random_weight(info.shape, info.quantization)
         mx.eval([part for part in (made.data, made.scales, made.biases, made.global_scale) if part is not None])
         return made
 
@@ -126,41 +116,6 @@ def random_weight(shape: tuple[int, ...], how: Quantization) -> Weight:
     step = size / (2 ** (how.bits - 2))
     scales = (step * (0.9 + 0.2 * mx.random.uniform(shape=groups))).astype(mx.bfloat16)
     return Weight(words, how, scales, scales * -(2.0 ** (how.bits - 1)))
-
-
-def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of Qwen 3's tensors."""
-    c = config
-    hidden, dim = c["hidden_size"], c["head_dim"]
-    queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
-    yield "model.norm.weight", (hidden,)
-    if not c["tie_word_embeddings"]:
-        yield "lm_head.weight", (c["vocab_size"], hidden)
-    for layer in range(c["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        yield f"{at}.input_layernorm.weight", (hidden,)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
-        for name, shape in (
-            ("q_proj", (queries, hidden)),
-            ("k_proj", (keys, hidden)),
-            ("v_proj", (keys, hidden)),
-            ("o_proj", (hidden, queries)),
-        ):
-            yield f"{at}.self_attn.{name}.weight", shape
-        yield f"{at}.self_attn.q_norm.weight", (dim,)
-        yield f"{at}.self_attn.k_norm.weight", (dim,)
-        if "num_experts" in c:
-            inner, count = c["moe_intermediate_size"], c["num_experts"]
-            yield f"{at}.mlp.gate.weight", (count, hidden)
-            yield f"{at}.mlp.switch_mlp.gate_proj.weight", (count, inner, hidden)
-            yield f"{at}.mlp.switch_mlp.up_proj.weight", (count, inner, hidden)
-            yield f"{at}.mlp.switch_mlp.down_proj.weight", (count, hidden, inner)
-        else:
-            inner = c["intermediate_size"]
-            yield f"{at}.mlp.gate_proj.weight", (inner, hidden)
-            yield f"{at}.mlp.up_proj.weight", (inner, hidden)
-            yield f"{at}.mlp.down_proj.weight", (hidden, inner)
 
 
 def random_model(config: Mapping[str, Any], quantization: Quantization | None) -> Model:
@@ -195,7 +150,7 @@ def decoding(model: Model, *, rows: int, context: int, tokens: int) -> Decoding:
 
     Steps are timed while all rows decode, from one arrival of tokens to the next.
     """
-    limits = Limits(model.facts.context_length, max_rows=rows)
+    limits = Limits(model.facts.context_length, max_rows=rows, prefill_chunk=CHUNK)
     engine = Engine(model, Sampler(model.facts.vocab_size, model.facts.context_length), limits)
     greedy = SamplingOptions(temperature=0.0)
     started = time.perf_counter()
@@ -218,3 +173,27 @@ def decoding(model: Model, *, rows: int, context: int, tokens: int) -> Decoding:
         raise RuntimeError(f"{rows} rows of {tokens} tokens never decoded side by side")
     gaps = [b - a for a, b in pairwise(arrivals)]
     return Decoding(rows, context, rows * context / (first - started), statistics.median(gaps))
+
+
+def verifying(model: Model, *, context: int, tokens: int, rounds: int = 24) -> float:
+    """Median seconds of a forward of `tokens` tokens of one row, built, run and read, as a round of drafts has it.
+
+    States are captured behind each token, so that any of them could be the last that stays.
+    """
+    caches = model.new_caches()
+    stateful = [cache for cache in caches if cache is not None and keeps_states(cache)]
+    prompt = mx.arange(context, dtype=mx.int32) % model.facts.vocab_size
+    mx.eval(model.forward(Batch(prompt, [Span(0, context, 0, caches)])).final)
+    times: list[float] = []
+    new = mx.arange(tokens, dtype=mx.int32)
+    for position in range(context, context + rounds * tokens, tokens):
+        started = time.perf_counter()
+        for cache in stateful:
+            cache.plan(range(position + 1, position + tokens))
+        final = model.forward(Batch(new, [Span(0, tokens, position, caches)])).final
+        best = mx.argmax(model.logits(final), axis=-1)
+        mx.eval(best, [array for cache in stateful for array in cache.state()])
+        for cache in stateful:
+            cache.take()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[rounds // 3 :])
