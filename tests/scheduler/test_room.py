@@ -197,6 +197,13 @@ async def test_a_model_that_is_stopped_while_a_request_waits_for_room_beside_it_
     for key in "ab":
         (await scheduler.lease(load_request(key, context=512))).release()
     first = scheduler._entries["a"]
+    stop = scheduler._loader._stop
+
+    async def stop_once_the_end_of_the_first_is_known(entry):
+        await until(lambda: first.has_exited)
+        await stop(entry)
+
+    monkeypatch.setattr(scheduler._loader, "_stop", stop_once_the_end_of_the_first_is_known)
     waiting = asyncio.create_task(scheduler.lease(load_request("a", context=2048)))
     await asyncio.sleep(0)
     assert first.users == 1

@@ -71,7 +71,7 @@ class Scheduler:
             # It may have been told to leave already; those who waited for it come first.
             if entry.state is State.READY and not entry.has_exited:
                 await self._take_up(entry, request)
-                if entry.state is State.READY:
+                if entry.state is State.READY and not entry.has_exited:
                     break
                 self._release(entry)
             if entry.ending is not None or entry.has_exited:
