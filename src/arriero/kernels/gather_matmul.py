@@ -11,6 +11,8 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.cuda import experts
 from arriero.kernels.cuda.product import Activation, operand
+from arriero.kernels.metal import experts as metal
+from arriero.kernels.metal.product import Operand as MetalOperand
 from arriero.kernels.packed import Packed, pack
 
 
@@ -45,6 +47,10 @@ def gather_quantized_matmul(
         bank = operand(w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
         if bank is not None and experts.fits(gpu, x, bank, indices):
             return experts.multiply(gpu, x, bank, indices)
+    if device.metal():
+        on_metal = MetalOperand(w, scales, biases, mode, bits, group_size, global_scale)
+        if metal.takes(x, on_metal, indices):
+            return metal.multiply(x, on_metal, indices)
     packed = pack(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
     if packed is not None:
         return gather_packed_matmul(x, packed, indices, global_scale=global_scale, exact=exact)
@@ -93,6 +99,10 @@ def gather_gated(
 
     None where no kernel does that.
     """
+    if device.metal() and activation != "gelu":
+        on_metal = MetalOperand(w, scales, biases, mode, bits, group_size, global_scale)
+        if metal.takes(x, on_metal, indices, activation=activation):
+            return metal.multiply(x, on_metal, indices, activation=activation)
     gpu = device.cuda()
     if gpu is None:
         return None

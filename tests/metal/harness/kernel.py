@@ -16,7 +16,7 @@ from tests.metal.harness.address_spaces import check_address_spaces, clang
 from tests.metal.harness.buffers import Buffer, Dispatch, Input, RunOptions, Stats, array, item, output
 from tests.metal.harness.build import INCLUDE, build, entry, library, locate
 from tests.metal.harness.errors import MetalError
-from tests.metal.harness.rewrite import line_offsets, rewrite_threadgroup
+from tests.metal.harness.rewrite import line_offsets, lined_header, rewrite_threadgroup
 from tests.metal.harness.signature import signature, template_args
 
 LAUNCH = """
@@ -86,7 +86,7 @@ class Kernel:
         made = f"<{template_args(template)}>" if template else ""
         parts = [
             INCLUDE,
-            f'#line {lines.get("header", 1)} "{label}"\n{self.header}',
+            lined_header(self.path, label, self.header),
             f'\n#line 1 "{self.name}.signature"\n{head}',
             f'#line {lines.get("body", 1)} "{label}"\n{rewrite_threadgroup(self.source)}\n}}\n',
             f'#line 1 "{self.name}.launch"',

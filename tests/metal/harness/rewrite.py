@@ -21,6 +21,20 @@ def line_offsets(path: Path) -> dict[str, int]:
     return out
 
 
+def lined_header(path: Path | None, label: str, header: str) -> str:
+    """The header, each of its files with its own name and lines for messages."""
+    if path is None:
+        return f'#line 1 "{label}"\n{header}'
+    lines = header.splitlines(keepends=True)
+    parts = []
+    for directive in re.findall(r"^//:\s*include\s+(.*)$", path.read_text(encoding="utf-8"), re.M):
+        for name in directive.split():
+            count = len((path.parent / name).read_text(encoding="utf-8").splitlines())
+            parts.append(f'#line 1 "{name}"\n{"".join(lines[:count])}')
+            lines = lines[count:]
+    return "".join([*parts, f'#line {line_offsets(path).get("header", 1)} "{label}"\n', *lines])
+
+
 def blank_comments(s: str) -> str:
     """The text with comments and literals blanked, same length."""
     return re.sub(LITERAL, lambda found: re.sub(r"[^\n]", " ", found[0]), s, flags=re.S)

@@ -10,15 +10,12 @@
 // Template: T, DK, DV, HK, HV. Grid (32, DV, spans * HV), threadgroup (32, 4, 1).
 //: inputs q k v a b rate bias states stops dims knobs
 //: outputs y kept
+//: include gates.h
 //: header
 inline float softplus(float x) {
   // log(1 + e) by its quotient with what was added indeed, which keeps it exact where e is small.
   const float e = metal::exp(-metal::abs(x)), one = 1.0f + e;
   return metal::max(x, 0.0f) + (one == 1.0f ? e : metal::log(one) * e / (one - 1.0f));
-}
-inline float sigmoid(float x) {
-  const float e = metal::exp(-metal::abs(x));
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 //: body
   constexpr int PER = (DK + 31) / 32;

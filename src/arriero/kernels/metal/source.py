@@ -41,9 +41,11 @@ def load(path: Path) -> dict[str, Any]:
     """The arguments of `mx.fast.metal_kernel` in a file.
 
     Lines that begin with `//:` say what follows: `inputs` and `outputs` with names, `option` with `name=true|false`,
-    then `header` and `body`, whose text goes to the compiler as it stands. ValueError for any other.
+    `include` with files beside it that go in front of the header, then `header` and `body`, whose text goes to the
+    compiler as it stands. ValueError for any other.
     """
     parts: dict[str, list[str]] = {"header": [], "body": []}
+    included: list[str] = []
     spec: dict[str, Any] = {"name": f"arriero_{path.stem}", "input_names": [], "output_names": []}
     part = ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -55,6 +57,8 @@ def load(path: Path) -> dict[str, Any]:
         kind, rest = directive[1], directive[2].split()
         if kind in ("inputs", "outputs"):
             spec[f"{kind[:-1]}_names"] = rest
+        elif kind == "include":
+            included += [(path.parent / name).read_text(encoding="utf-8") for name in rest]
         elif kind == "option":
             for option in rest:
                 name, _, value = option.partition("=")
@@ -65,7 +69,7 @@ def load(path: Path) -> dict[str, Any]:
             part = kind
         else:
             raise ValueError(f"{path.name}, line {number}: //: {kind} is not known")
-    spec["header"] = "".join(f"{line}\n" for line in parts["header"])
+    spec["header"] = "".join([*included, *(f"{line}\n" for line in parts["header"])])
     spec["source"] = "".join(f"{line}\n" for line in parts["body"])
     return spec
 

@@ -3,20 +3,12 @@
 // A threadgroup of NT threads sorts one piece of PIECE values of a row of dims[0] (bitonic, in threadgroup memory), and
 // writes the first dims[1]: their indices to `best` and their keys to `keys`, [rows, pieces, dims[1]] both. Run again
 // over these, with KEYED (values are keys, places their indices), until one piece is left.
-// Keys are unsigned numbers in the order of the scores: -0 is 0, every NaN is 0xFFFFFD, and what lies past a row's end 0.
+// Keys are those of order.h; what lies past a row's end has 0.
 // Template: T, KEYED, PIECE, NT. Grid (NT, pieces, rows), threadgroup (NT, 1, 1).
 //: inputs values places dims
 //: outputs best keys
+//: include order.h
 //: header
-inline uint order_of(float value) {
-  uint bits = as_type<uint>(value);
-  if (bits == 0x80000000u) bits = 0u;
-  const uint flip = (bits & 0x80000000u) ? 0xffffffffu : 0x80000000u;
-  // What separates infinity from the largest integer: NaNs above infinity wrap around to the bottom.
-  return metal::max((bits ^ flip) + 0x7fffffu, 0xfffffdu);
-}
-inline uint order_of(float16_t value) { return order_of(float(value)); }
-inline uint order_of(bfloat16_t value) { return order_of(float(value)); }
 inline uint order_of(uint key) { return key; }
 //: body
   threadgroup uint key_of[PIECE], index_of[PIECE];
