@@ -49,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     [
         ("qwen4_exp", {"attention", "topk", "gated_delta"}),  # attention over listed blocks
         ("qwen3_5", {"attention", "gated_delta"}),
-        ("gpt_oss_mxfp4", {"attention", "topk"}),  # sinks, window
+        ("gpt_oss_mxfp4", {"attention", "topk", "product"}),  # sinks, window, experts
         ("gemma2", {"attention"}),  # soft cap, window
     ],
 )

@@ -10,7 +10,7 @@ from arriero.kernels.metal.product import ACTIVATIONS, FORMATS, Operand, run
 from arriero.kernels.metal.source import TYPES, Launch
 
 PAIRS = 256
-"""The most rows times experts: each pair reads its matrix alone. Beyond, plain MLX's kernels of sorted rows share them."""
+"""The most rows times experts: each pair reads its matrix alone. Of more, plain MLX sorts them and shares it."""
 
 
 def takes(x: mx.array, bank: Operand, indices: mx.array, *, activation: str | None = None) -> bool:
