@@ -53,6 +53,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
         "num_hidden_layers": 48,
         "num_key_value_heads": 4,
     },

@@ -50,6 +50,8 @@ class Speed:
     """Seconds from the request to its first token."""
     spread: float
     """(max − min) / median of `decode`."""
+    streamed: float
+    """New tokens per second of one request by the client's clock, from the first that it sees to the last."""
 
 
 def prompt(words: int, seed: int) -> str:
@@ -77,6 +79,7 @@ def measure(client: StreamingClient, model: str, *, words: int, tokens: int, par
             totals.append(sum(sample.tokens for sample in group) / elapsed)
     decode = [s.tokens / s.decode_seconds for s in samples if s.decode_seconds]
     median = statistics.median(decode) if decode else 0.0
+    streams = [(s.tokens - 1) / (s.total_seconds - s.first_token_seconds) for s in samples if s.tokens > 1]
     return Speed(
         prompt_tokens=round(statistics.median(s.prompt_tokens for s in samples)),
         parallel=parallel,
@@ -85,6 +88,7 @@ def measure(client: StreamingClient, model: str, *, words: int, tokens: int, par
         total=statistics.median(totals),
         first_token=statistics.median(s.first_token_seconds for s in samples),
         spread=(max(decode) - min(decode)) / median if median else 0.0,
+        streamed=statistics.median(streams) if streams else 0.0,
     )
 
 

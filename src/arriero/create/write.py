@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from arriero.create.made import Piece
 from arriero.create.plan import BlobPlan
 from arriero.store.blobs import CHUNK, BlobWriter, Ingested
 from arriero.store.manifests import Layer
@@ -46,9 +47,14 @@ def write_tensor(
 
 def header_of(blob: BlobPlan) -> bytes:
     """Length and JSON header of a blob's file."""
-    header: dict[str, Any] = {"__metadata__": blob.metadata} if blob.metadata else {}
+    return header_of_pieces(blob.pieces, blob.metadata)
+
+
+def header_of_pieces(pieces: Mapping[str, Piece], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The same for tensors by their names, in the order in which their bytes follow."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     offset = 0
-    for key, piece in blob.pieces.items():
+    for key, piece in pieces.items():
         end = offset + piece.nbytes
         header[key] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [offset, end]}
         offset = end
