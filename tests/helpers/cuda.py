@@ -48,6 +48,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return found
 
 
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """The GPU where there is one, else the kernels are executed on the CPU."""
+    return device.cuda() or emulate(monkeypatch)
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A packed matrix or bank, and its values in float64 with the global scale in them."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import conv as cuda
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
 NATIVE_TAPS = 16
@@ -45,6 +46,11 @@ def depthwise_conv(
     native = device.native()
     if native is not None and w.shape[0] <= NATIVE_TAPS:
         y, states = native.depthwise_conv(
+            x, w, bias, tails=tails, lengths=lengths, stops=cuts, dilation=dilation, silu=silu
+        )
+        return carried(y, states)
+    if device.cuda() is not None and cuda.takes(x, w, bias):
+        y, states = cuda.depthwise_conv(
             x, w, bias, tails=tails, lengths=lengths, stops=cuts, dilation=dilation, silu=silu
         )
         return carried(y, states)

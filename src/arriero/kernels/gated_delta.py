@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import gated_delta as cuda
 from arriero.kernels.metal import gated_delta as metal
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
@@ -65,9 +66,44 @@ def gated_delta(
             q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps
         )
         return carried(y, every)
+    form = cuda.Heads(q.shape[1], heads, q.shape[2], width)
+    alike = q.dtype == k.dtype == v.dtype == a.dtype == b.dtype
+    if device.cuda() is not None and alike and cuda.scans(form, v.dtype):
+        return on_cuda(form, q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
     if device.metal() and metal.takes(q, k, v):
         return on_metal(q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
     return graph(q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
+
+
+def on_cuda(
+    form: cuda.Heads,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    *,
+    rate: mx.array,
+    bias: mx.array,
+    states: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Stops,
+    eps: float,
+) -> Carried:
+    """One launch for up to 8 spans of any lengths, token by token."""
+    made = cuda.scan(
+        form,
+        mx.concatenate([part.reshape(part.shape[0], -1) for part in (q, k, v)], axis=-1),
+        mx.concatenate([b, a], axis=-1),
+        rate=rate.astype(mx.float32),
+        bias=bias.astype(mx.float32),
+        states=states,
+        lengths=lengths,
+        stops=stops,
+        eps=eps,
+    )
+    ends = [end.squeeze(0) for end in made.ends]
+    return Carried(made.y.reshape(v.shape), ends, [[state.squeeze(0) for state in kept] for kept in made.interior])
 
 
 def on_metal(
