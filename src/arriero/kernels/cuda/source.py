@@ -52,10 +52,20 @@ class Kernel:
 
     @property
     def header(self) -> str:
-        """What stands in front of the kernel."""
+        """What stands in front of the kernel, with the text of its files."""
+        return "\n".join([*self._macros(), *(text(name) for name in self.headers)]) + "\n"
+
+    @property
+    def front(self) -> str:
+        """The same with files by their paths: MLX hashes all of a source at each launch, 3 µs for 25 KB of text."""
+        paths = [str(FOLDER / f"{name}.cu") for name in self.headers]
+        if any(character in path for path in paths for character in '"\\\n'):
+            return self.header
+        return "\n".join([*self._macros(), *(f'#include "{path}"' for path in paths)]) + "\n"
+
+    def _macros(self) -> list[str]:
         fixed = [("THREADS", str(self.threads)), ("RESIDENT", str(self.resident))]
-        lines = [f"#define {name} {value}" for name, value in (*fixed, *self.defines)]
-        return "\n".join([*lines, *(text(name) for name in self.headers)]) + "\n"
+        return [f"#define {name} {value}" for name, value in (*fixed, *self.defines)]
 
     @property
     def full_name(self) -> str:
@@ -95,7 +105,7 @@ def _built(kernel: Kernel) -> Any:
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=text(kernel.body),
-        header=kernel.header,
+        header=kernel.front,
         ensure_row_contiguous=kernel.contiguous,
         shared_memory=kernel.shared,
     )
