@@ -41,6 +41,13 @@ def apart(a: mx.array, b: mx.array) -> float:
     return float(mx.max(mx.abs(x - y) / (1 + mx.abs(y))))
 
 
+def error(a: mx.array, b: mx.array) -> float:
+    """The difference as a part of the second, both as whole vectors."""
+    assert a.shape == b.shape
+    x, y = a.astype(mx.float32), b.astype(mx.float32)
+    return float(mx.linalg.norm((x - y).reshape(-1)) / mx.linalg.norm(y.reshape(-1)))
+
+
 def caught(kinds: str | Sequence[str], run: Any, seeds: Sequence[int] = (0, 1)) -> str:
     """The message of the fault, which every order of threads must report as one of `kinds`."""
     message = ""

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import tests.model
-from arriero.kernels import device
-from arriero.kernels.metal import attention, gated_delta, product, topk
 from arriero.model.architectures import load_model
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.weight import Quantization
 from arriero.source import FolderSource
 from tests.helpers.forward import chunked
 from tests.helpers.memory_checkpoint import MemoryCheckpoint
-from tests.metal.launches import ORDERS, launch, runnable
+from tests.metal.launches import runnable
+from tests.metal.turned_on import calls
+
+__all__ = ["calls"]
 
 pytestmark = runnable
 
 GOLDENS = Path(tests.model.__file__).parent / "goldens"
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel is asked for; all of them are on."""
-    asked: Counter[str] = Counter()
-    made = functools.cache(lambda name: launch(name, **ORDERS[0]))
-
-    def counted(name: str) -> Any:
-        asked[name] += 1
-        return made(name)
-
-    monkeypatch.setattr(device, "cpu_extension", lambda: None)
-    monkeypatch.setattr(device, "metal", lambda: True)
-    for module in (attention, gated_delta, product, topk):
-        monkeypatch.setattr(module, "kernel", counted)
-    return asked
 
 
 @pytest.mark.parametrize(

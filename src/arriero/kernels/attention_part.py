@@ -14,7 +14,7 @@ from arriero.kernels.attention import attention
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
-from arriero.kernels.matrix import Matrix, products
+from arriero.kernels.matrix import Matrix, divided, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import rope
 
@@ -148,9 +148,8 @@ class AttentionPart:
     ) -> tuple[mx.array, list[mx.array]]:
         """The same, one operation after another."""
         size = self.head_dim
-        normed = x if self.before is None else rms_norm(x, *self.before)
         widths = [self.heads * size, self.kv_heads * size, self.kv_heads * size]
-        q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in products(normed, self.qkv, widths))
+        q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in self._heads(x, widths))
         if self.query_norm is not None:
             q = rms_norm(q, *self.query_norm)
         if self.key_norm is not None:
@@ -182,6 +181,16 @@ class AttentionPart:
         )
         y = self.out(y.reshape(-1, self.heads * size))
         return y if self.after is None else rms_norm(y, *self.after), filled
+
+    def _heads(self, x: mx.array, widths: Sequence[int]) -> list[mx.array]:
+        """The products with the matrices of q, k and v, `[T, width]`; on Apple GPUs with their norm in the launch."""
+        if device.metal() and self.before is not None:
+            made = [matrix.on_metal(x, norm=self.before) for matrix in self.qkv]
+            given = [one.y for one in made if one is not None]
+            if len(given) == len(made):
+                return divided(given, widths)
+        normed = x if self.before is None else rms_norm(x, *self.before)
+        return products(normed, self.qkv, widths)
 
     def _handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""

@@ -1,4 +1,4 @@
-"""The feed-forward half of a decoder's layer: one operation on the CPU, two on NVIDIA GPUs, half a dozen
+"""The feed-forward half of a decoder's layer: one operation on the CPU, two on GPUs with our kernels, half a dozen
 elsewhere."""
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class GatedPart:
             fused = self._cuda(gpu, x, branch)
             if fused is not None:
                 return fused
-        return self.graph(x, branch)
+        on_metal = self._metal(x, branch) if device.metal() else None
+        return self.graph(x, branch) if on_metal is None else on_metal
 
     def _cuda(self, gpu: Gpu, x: mx.array, branch: mx.array) -> mx.array | None:
         """The same in two launches for few tokens of a packed network; None for others."""
@@ -63,6 +64,27 @@ class GatedPart:
         if self.after is None:
             return multiply(gpu, inner, down, residual=made.x, ahead=self.following()).y
         return made.x + rms_norm(multiply(gpu, inner, down, ahead=self.following()).y, *self.after)
+
+    def _metal(self, x: mx.array, branch: mx.array) -> mx.array | None:
+        """The same in two or three launches for few tokens of a packed network; None for others."""
+        joined = len(self.gate_up) == 1 and self.activation != "gelu"
+        together = self.activation if joined else None
+        made = self.gate_up[0].on_metal(x, branch=branch, norm=self.before, activation=together)
+        if made is None:
+            return None
+        if joined:
+            inner = made.y
+        elif len(self.gate_up) == 1:
+            inner = gated(self.activation, *mx.split(made.y, 2, axis=-1))
+        else:
+            up = self.gate_up[1].on_metal(made.x, norm=self.before)
+            if up is None:
+                return None
+            inner = gated(self.activation, made.y, up.y)
+        last = self.down.on_metal(inner, residual=made.x if self.after is None else None)
+        if last is None:
+            return None
+        return last.y if self.after is None else made.x + rms_norm(last.y, *self.after)
 
     def first(self) -> Ahead | None:
         """What its first product reads, for who comes before it."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from arriero.kernels import device
+from arriero.kernels.activation import Activation
 from arriero.kernels.cuda.product import Operand, operand
 from arriero.kernels.device import CpuKernels
 from arriero.kernels.matmul import matmul
+from arriero.kernels.metal import product as metal
 from arriero.kernels.packed import Packed, pack
 from arriero.kernels.quantized_matmul import packed_matmul, quantized_matmul
 
@@ -91,6 +94,36 @@ class Matrix:
             bias=self.bias,
         )
 
+    def on_metal(
+        self,
+        x: mx.array,
+        *,
+        branch: mx.array | None = None,
+        norm: metal.Norm | None = None,
+        activation: Activation | None = None,
+        residual: mx.array | None = None,
+    ) -> metal.Product | None:
+        """`norm(x + branch) @ Wᵀ (+ bias) (+ residual)` for rows x `[T, in]` in one launch; None where none does that.
+
+        With an activation the rows are those of gate and of up, and the result is `activation(gate) · up`.
+        """
+        if self.scales is None or not device.metal() or activation == "gelu":
+            return None
+        matrix = metal.Operand(
+            self._dense,
+            self.scales,
+            self.biases,
+            self.mode,
+            self.bits,
+            self.group_size,
+            self.global_scale,
+            self.bias,
+        )
+        others = [array.dtype for array in (branch, residual) if array is not None]
+        if any(dtype != x.dtype for dtype in others) or not metal.fuses(x, matrix, norm=norm, activation=activation):
+            return None
+        return metal.fused(x, matrix, branch=branch, norm=norm, activation=activation, residual=residual)
+
     @property
     def _dense(self) -> mx.array:
         """The words or numbers of a matrix that is not packed."""
@@ -101,8 +134,12 @@ class Matrix:
 
 def products(x: mx.array, matrices: Sequence[Matrix], sizes: Sequence[int]) -> list[mx.array]:
     """The products with each of `matrices`, one after another, divided anew into parts of `sizes`."""
-    parts = [matrix(x) for matrix in matrices]
+    return divided([matrix(x) for matrix in matrices], sizes)
+
+
+def divided(parts: Sequence[mx.array], sizes: Sequence[int]) -> list[mx.array]:
+    """Parts one after another along their last axis, divided anew into parts of `sizes`."""
     if [part.shape[-1] for part in parts] == list(sizes):
-        return parts
+        return list(parts)
     edges = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    return list(mx.split(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1), edges, axis=-1))
+    return list(mx.split(parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1), edges, axis=-1))

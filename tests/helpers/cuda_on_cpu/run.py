@@ -18,7 +18,7 @@ from arriero.kernels.cuda.source import Kernel, text
 SHIM = Path(__file__).with_name("shim.hpp")
 TYPES = {"uint32": "unsigned", "int32": "int", "uint8": "unsigned char", "float32": "float", "uint16": "__nv_bfloat16"}
 """C++ types by numpy's names; 16 bits are bfloat16."""
-KINDS = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.uint32: np.uint32}
+KINDS = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.uint32: np.uint32, mx.int32: np.int32}
 """Types of outputs."""
 
 
@@ -41,13 +41,15 @@ def execute(
     AssertionError says what is wrong with a kernel's collectives.
     """
     names = tuple(TYPES[array.dtype.name] for array in (*inputs, *outputs))
-    assert all(array.flags.c_contiguous for array in (*inputs, *outputs))
+    strided = any(f"{name}_strides" in text(kernel.body) for name in kernel.inputs)
+    assert all(array.flags.c_contiguous for array in (() if strided else inputs))
     run = _built(kernel, kernel.full_name, names, tuple(template.items()))
     pointers = (ctypes.c_void_p * len(names))(*(array.ctypes.data for array in (*inputs, *outputs)))
-    shapes = np.zeros((len(names), 8), np.int32)
+    shapes, strides = np.zeros((len(names), 8), np.int32), np.zeros((len(names), 8), np.int64)
     for i, array in enumerate((*inputs, *outputs)):
         shapes[i, : array.ndim] = array.shape
-    fault = run(pointers, shapes.ctypes.data_as(ctypes.c_void_p), *blocks, seed)
+        strides[i, : array.ndim] = np.array(array.strides) // array.itemsize
+    fault = run(pointers, *(x.ctypes.data_as(ctypes.c_void_p) for x in (shapes, strides)), *blocks, seed)
     assert fault is None, fault.decode()
 
 
@@ -68,7 +70,7 @@ def _built(
     )
     run = ctypes.CDLL(str(library)).run
     run.restype = ctypes.c_char_p
-    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int] * 3, ctypes.c_uint]
+    run.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int] * 3, ctypes.c_uint]
     shutil.rmtree(folder)
     return run
 
@@ -81,18 +83,22 @@ def _source(kernel: Kernel, types: Sequence[str], template: Sequence[tuple[str, 
     lines = [
         f'#include "{SHIM}"',
         header,
-        "static void** pointers_; static const int (*shapes_)[8];",
+        "static void** pointers_; static const int (*shapes_)[8]; static const long (*strides_)[8];",
         "static void kernel_() {",
         *(
             f"  {kind}* {name} = ({kind}*)pointers_[{i}];"
             for i, (kind, name) in enumerate(zip(types, arguments, strict=True))
         ),
-        *(f"  const int* {name}_shape = shapes_[{i}];" for i, name in enumerate(arguments)),
+        *(
+            f"  const int* {name}_shape = shapes_[{i}]; const long* {name}_strides = strides_[{i}];"
+            for i, name in enumerate(arguments)
+        ),
         *(f"  constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};" for name, v in template),
         body,
         "}",
-        'extern "C" const char* run(void** pointers, const int (*shapes)[8], int x, int y, int z, unsigned seed) {',
-        "  pointers_ = pointers; shapes_ = shapes;",
+        'extern "C" const char* run(void** pointers, const int (*shapes)[8], const long (*strides)[8],',
+        "                           int x, int y, int z, unsigned seed) {",
+        "  pointers_ = pointers; shapes_ = shapes; strides_ = strides;",
         f"  blockDim = {{{kernel.threads}, 1, 1}}; gridDim = {{x, y, z}};",
         "  for (int k = 0; k < z; ++k) for (int j = 0; j < y; ++j) for (int i = 0; i < x; ++i) {",
         "    blockIdx = {i, j, k};",

@@ -144,6 +144,12 @@ inline float __shfl_xor_sync(unsigned, float v, int other) {
   s.words[0] = as_bits(v);
   return as_float(fibers::exchange(s)[lane ^ other].words[0]);
 }
+inline unsigned __shfl_up_sync(unsigned, unsigned v, unsigned by) {
+  unsigned lane = threadIdx.x & 31;
+  fibers::Slot s{};
+  s.words[0] = v;
+  return fibers::exchange(s)[lane >= by ? lane - by : lane].words[0];
+}
 
 alignas(16) char shared_[256 << 10];
 
