@@ -7,10 +7,12 @@ may lose. Where they are no more than the budget, all are chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import indexed_choice as cuda
 from arriero.kernels.spans import joined
 from arriero.kernels.topk import top_k
 
@@ -27,13 +29,15 @@ def block_select(
     positions: Sequence[int],
     block: int,
     budget: int,
+    memo: dict[Any, Any] | None = None,
 ) -> mx.array:
     """Block numbers int32 `[T, budget]` for index queries q `[T, H, D]`: rising, then −1.
 
     `lengths[i]` rows of q belong to span i, whose first stands at absolute position `positions[i]`. `keys[i]`
     `[blocks, D]` holds the key of each complete block of span i, at least as many as its last query sees. A block
     scores `scale · Σ_heads max(0, q·k)` in float32; the `budget` best of the visible ones are chosen, of equal ones the
-    lower. Queries whose visible blocks all fit need no scores: `dense_until` says up to where.
+    lower. Queries whose visible blocks all fit need no scores: `dense_until` says up to where. `memo` is what the
+    layers of one forward share.
     ValueError for shapes that don't fit.
     """
     if sum(lengths) != q.shape[0] or len(lengths) != len(keys) or len(positions) != len(keys):
@@ -51,6 +55,20 @@ def block_select(
         return native.select_blocks(
             q, keys, scale=scale, lengths=lengths, positions=positions, block=block, width=budget
         )
+    if keys and cuda.takes(q, keys, budget):
+        gpu = device.cuda()
+        if gpu is not None:
+            return cuda.choose(
+                gpu,
+                q,
+                keys,
+                scale=scale,
+                lengths=lengths,
+                positions=positions,
+                block=block,
+                budget=budget,
+                memo={} if memo is None else memo,
+            )
     chosen: list[mx.array] = []
     start = 0
     for k, length, position in zip(keys, lengths, positions, strict=True):

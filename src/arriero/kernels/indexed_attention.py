@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import indexed as cuda
 from arriero.kernels.metal import attention as metal
 from arriero.kernels.spans import joined
 
@@ -24,17 +26,20 @@ def indexed_attention(
     lengths: Sequence[int],
     positions: Sequence[int],
     block: int,
+    memo: dict[Any, Any] | None = None,
 ) -> mx.array:
     """Attention of q `[T, q_heads, D]`; returns `[T, q_heads, Dv]` in q's dtype.
 
     `lengths[i]` rows of q belong to span i, whose first stands at absolute position `positions[i]`; `keys[i]` and
     `values[i]` `[1, kv_heads, K, D]` begin at position 0 and reach its last query. A query at position t reads the
     `block` keys of every block in its row of `blocks` (int32 `[T, width]`; −1, and blocks that are not complete at t,
-    stand for none) and those of the incomplete block up to its own. A query that reads no key yields zeros.
+    stand for none) and those of the incomplete block up to its own. A query that reads no key yields zeros. `memo` is
+    what the layers of one forward share.
 
-    Results don't depend on the queries that share the call, but do, in their last bits, on width and order of `blocks`,
-    and differ as much from `attention` where every block is chosen: decide by a query's position which of the two it
-    takes (`block_select.dense_until`), never by the call's. ValueError for shapes that don't fit.
+    Results don't depend on the queries that share the call (but on NVIDIA GPUs, in their last bits, where the keys of
+    few queries are shared out), but do, in their last bits, on width and order of `blocks`, and differ as much from
+    `attention` where every block is chosen: decide by a query's position which of the two it takes
+    (`block_select.dense_until`), never by the call's. ValueError for shapes that don't fit.
     """
     if sum(lengths) != q.shape[0] or blocks.shape[0] != q.shape[0] or len(lengths) != len(keys):
         raise ValueError(
@@ -48,6 +53,21 @@ def indexed_attention(
         return native.indexed_attention(
             q, keys, values, blocks, scale=scale, lengths=lengths, positions=positions, block=block
         )
+    if keys and cuda.takes(q, keys, values, blocks.shape[1]):
+        gpu = device.cuda()
+        if gpu is not None:
+            return cuda.attend(
+                gpu,
+                q,
+                keys,
+                values,
+                blocks,
+                scale=scale,
+                lengths=lengths,
+                positions=positions,
+                block=block,
+                memo={} if memo is None else memo,
+            )
     on_metal = device.metal()
     outputs: list[mx.array] = []
     start = 0

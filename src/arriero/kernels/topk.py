@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.cuda import argmax as cuda
+from arriero.kernels.cuda import topk as cuda_topk
 from arriero.kernels.device import on_cpu
 from arriero.kernels.metal import topk as metal
 
@@ -35,6 +36,8 @@ def top_k(scores: mx.array, k: int) -> mx.array:
         return native.top_k(scores, k)
     if device.metal() and metal.takes(scores, k):
         return metal.top_k(scores, k)
+    if cuda_topk.takes(scores, k) and device.cuda() is not None:
+        return cuda_topk.top_k(scores, k)
     return graph(scores, k)
 
 

@@ -176,6 +176,10 @@ inline void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
   // What is fetched ahead must be there to read.
   if (bytes && block + 1 == blocks) (void)*((volatile const char*)from + bytes - 1);
 }
+inline void fetch(const void* from, u32 bytes) {
+  if (bytes && threadIdx.x % 32 == 0)
+    (void)*(volatile const char*)from, (void)*((volatile const char*)from + bytes - 1);
+}
 inline u64 stream_policy() { return 0; }
 inline uint4 load_stream(const void* p, u64) { return *(const uint4*)p; }
 inline float half_of(u32 v, int i) { return i ? high(v) : low(v); }

@@ -18,7 +18,9 @@ SHORT = 2048
 
 def takes(scores: mx.array, k: int) -> bool:
     """Whether the kernel has this."""
-    return scores.dtype in (mx.float32, mx.bfloat16) and k <= MOST and 0 < scores.shape[-1] < 1 << 31 and scores.size > 0
+    return (
+        scores.dtype in (mx.float32, mx.bfloat16) and k <= MOST and 0 < scores.shape[-1] < 1 << 31 and scores.size > 0
+    )
 
 
 @cache

@@ -6,7 +6,7 @@ A query that sees no more blocks than the budget reads all of them, which is pla
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
@@ -252,7 +252,7 @@ class IndexedAttention:
                 )
             )
         if chosen.spans:
-            where = {"lengths": chosen.lengths, "positions": chosen.positions}
+            where: dict[str, Any] = {"lengths": chosen.lengths, "positions": chosen.positions, "memo": batch.memo}
             blocks = block_select(
                 chosen.rows(index_q),
                 [block_keys[i] for i in chosen.spans],

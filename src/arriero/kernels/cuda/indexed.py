@@ -1,0 +1,159 @@
+"""Attention of queries over listed blocks of their rows' caches, for prompts and for few tokens, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.kernels.cuda.attention import HEAD_DIMS, LINES, ROWS
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import bits_of
+from arriero.kernels.cuda.source import Kernel, argument
+
+SPLITS = 16
+"""The most parts that a query's keys are divided into."""
+COUNTERS = 1024
+"""Queries times key heads up to which they are."""
+
+
+def takes(q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], width: int) -> bool:
+    """Whether `attend` computes this: bfloat16, heads of 64, 128 or 256, up to 32 query heads to a key head."""
+    return (
+        q.size > 0
+        and q.shape[2] in HEAD_DIMS
+        and q.shape[1] % keys[0].shape[1] == 0
+        and q.shape[1] // keys[0].shape[1] <= LINES
+        and 0 < width <= 4096
+        and all(x.dtype == mx.bfloat16 for x in (q, *keys, *values))
+        and all(x.shape[3] == q.shape[2] for x in (*keys, *values))
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Launch:
+    """Spans whose buffers one launch takes."""
+
+    spans: slice
+    first: int
+    """Of their queries, on the packed axis."""
+    queries: int
+    places: mx.array
+    """int32 `[queries, 2]`: the row among these spans, and where the query stands."""
+
+
+def launches(lengths: Sequence[int], positions: Sequence[int], memo: dict[Any, Any]) -> list[Launch]:
+    """The launches of a forward, made once for all its layers."""
+    key = ("cuda listed", tuple(lengths), tuple(positions))
+    found: list[Launch] | None = memo.get(key)
+    if found is None:
+        found = []
+        start = 0
+        for first in range(0, len(lengths), ROWS):
+            part = slice(first, first + ROWS)
+            count = sum(lengths[part])
+            if not count:
+                continue
+            table = np.empty((count, 2), np.int32)
+            at = 0
+            for row, (length, position) in enumerate(zip(lengths[part], positions[part], strict=True)):
+                table[at : at + length, 0] = row
+                table[at : at + length, 1] = np.arange(position, position + length)
+                at += length
+            found.append(Launch(part, start, count, argument(mx.array(table))))
+            start += count
+        memo[key] = found
+    return found
+
+
+def splits(gpu: Gpu, parts: int, reads: int) -> int:
+    """Parts of each query's keys, for so many queries and key heads: enough for all multiprocessors, a power of two."""
+    most = min(SPLITS, max(1, 2 * gpu.multiprocessors // parts), -(-reads // 64))
+    return 1 << (most.bit_length() - 1) if parts <= COUNTERS else 1
+
+
+def shared_bytes(per_head: int, dim: int, width: int) -> int:
+    """Shared memory of a block."""
+    padded = -(-per_head // 16) * 16
+    return padded * dim * 2 + 4 * padded * (dim + 4) * 4 + 4 * padded * 8 + width * 4
+
+
+@cache
+def _counters() -> mx.array:
+    """Zeros that each launch leaves zero."""
+    made = argument(mx.zeros((COUNTERS,), mx.uint32))
+    mx.eval(made)
+    return made
+
+
+@cache
+def kernel(rows: int, threads: int, shared: int) -> Kernel:
+    """The kernel for the buffers of 1 or `ROWS` rows."""
+    return Kernel(
+        name="indexed",
+        inputs=("q", "blocks", "places", "arrived", *(name for i in range(rows) for name in (f"k{i}", f"v{i}"))),
+        outputs=("out", "parts"),
+        headers=("numbers", "strided", "indexed"),
+        body="indexed_body",
+        threads=threads,
+        shared=shared,
+        defines=(("BUFFERED_ROWS", str(rows)),),
+        resident=2 if threads <= 128 else 1,
+        # Caches are read where they are.
+        contiguous=False,
+    )
+
+
+def padded(arrays: Sequence[mx.array]) -> list[mx.array]:
+    """As many as a kernel for `ROWS` rows takes, of which nobody names those that are not there."""
+    rows = 1 if len(arrays) == 1 else ROWS
+    return [*arrays, *arrays[:1] * (rows - len(arrays))]
+
+
+def attend(
+    gpu: Gpu,
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    blocks: mx.array,
+    *,
+    scale: float,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    block: int,
+    memo: dict[Any, Any],
+) -> mx.array:
+    """`kernels/indexed_attention.py` for what `takes` accepted: q `[T, q_heads, D]` to the same in bfloat16."""
+    heads, dim = q.shape[1:]
+    kv_heads, width = keys[0].shape[1], blocks.shape[1]
+    per_head = heads // kv_heads
+    q, blocks = mx.contiguous(q), mx.contiguous(blocks)
+    outputs: list[mx.array] = []
+    for launch in launches(lengths, positions, memo):
+        part = slice(launch.first, launch.first + launch.queries)
+        k, v = padded(keys[launch.spans]), padded(values[launch.spans])
+        parts = splits(gpu, launch.queries * kv_heads, (width + 1) * block)
+        made = kernel(len(k), -(-per_head // 16) * 128, shared_bytes(per_head, dim, width))(
+            [q[part], blocks[part], launch.places, _counters(), *(x for pair in zip(k, v, strict=True) for x in pair)],
+            {
+                "D_": dim,
+                "HEADS": kv_heads,
+                "PER_HEAD": per_head,
+                "SPLITS": parts,
+                "BLOCK_": block,
+                "WIDTH": width,
+                "SCALE_BITS": bits_of(scale),
+            },
+            blocks=(parts, kv_heads, launch.queries),
+            shapes=[
+                (launch.queries, heads, dim),
+                (launch.queries * heads * parts * (dim + 4) if parts > 1 else 1,),
+            ],
+            dtypes=[mx.bfloat16, mx.float32],
+        )
+        outputs.append(made[0])
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)

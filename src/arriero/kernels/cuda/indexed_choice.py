@@ -1,0 +1,132 @@
+"""Which blocks each query reads: scores by the tensor cores, chunk by chunk, and the best of each query's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from arriero.kernels.cuda.attention import ROWS
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.indexed import launches, padded
+from arriero.kernels.cuda.product import bits_of
+from arriero.kernels.cuda.source import Kernel, argument
+from arriero.kernels.cuda.topk import MOST, power_of_two
+
+HEADS = (1, 2, 4, 8)
+"""Numbers of index heads whose sum stays in a warp."""
+SCRATCH = 1 << 23
+"""Scores that are held at a time: 32 MB stay in the L2 cache of the largest GPUs."""
+FEW = 16
+"""Queries up to which blocks of threads take four queries and few keys each."""
+TILES = {False: (4, 512), True: (1, 128)}
+"""Groups of 16 lines and keys of a block of threads, by whether queries are few."""
+
+
+def takes(q: mx.array, keys: Sequence[mx.array], budget: int) -> bool:
+    """Whether `choose` computes this: bfloat16, 1, 2, 4 or 8 heads, widths of multiples of 32."""
+    return (
+        q.size > 0
+        and q.shape[1] in HEADS
+        and q.shape[2] % 32 == 0
+        and q.shape[2] <= 256
+        and budget <= MOST
+        and all(x.dtype == mx.bfloat16 and x.shape[0] > 0 for x in (q, *keys))
+    )
+
+
+@cache
+def scores_kernel(rows: int) -> Kernel:
+    """Scores for the keys of 1 or `ROWS` rows."""
+    return Kernel(
+        name="indexed_scores",
+        inputs=("q", "groups", *(f"k{i}" for i in range(rows))),
+        outputs=("scores",),
+        headers=("numbers", "strided", "indexed_scores"),
+        body="indexed_scores_body",
+        threads=128,
+        defines=(("BUFFERED_ROWS", str(rows)),),
+        contiguous=False,
+    )
+
+
+@cache
+def choice_kernel(threads: int) -> Kernel:
+    """The best of each row of scores."""
+    return Kernel(
+        name="indexed_choice",
+        inputs=("scores", "places"),
+        outputs=("out",),
+        headers=("numbers", "topk"),
+        body="indexed_choice_body",
+        threads=threads,
+    )
+
+
+def groups(
+    lengths: Sequence[int], positions: Sequence[int], block: int, together: int, first: int, end: int
+) -> np.ndarray:
+    """int32 `[groups, 4]`, as indexed_scores.cu names them, of queries `[first, end)` on the axis of these spans."""
+    lines: list[tuple[int, int, int, int]] = []
+    start = 0
+    for row, (length, position) in enumerate(zip(lengths, positions, strict=True)):
+        low, high = max(first, start), min(end, start + length)
+        for at in range(low, high, together):
+            count = min(together, high - at)
+            seen = (position + at + count - start) // block
+            lines.append((at - first, count, row, seen))
+        start += length
+    return np.array(lines, np.int32).reshape(-1, 4)
+
+
+def choose(
+    gpu: Gpu,
+    q: mx.array,
+    keys: Sequence[mx.array],
+    *,
+    scale: float,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    block: int,
+    budget: int,
+    memo: dict[Any, Any],
+) -> mx.array:
+    """`kernels/block_select.py` for what `takes` accepted: block numbers int32 `[T, budget]`."""
+    heads, width = q.shape[1:]
+    q = mx.contiguous(q)
+    outputs: list[mx.array] = []
+    for launch in launches(lengths, positions, memo):
+        spans = slice(launch.spans.start, launch.spans.start + ROWS)
+        k = padded(keys[spans])
+        furthest = max((p + n) // block for p, n in zip(positions[spans], lengths[spans], strict=True))
+        few = launch.queries <= FEW
+        count, tile = TILES[few]
+        tiles = max(1, -(-furthest // tile))
+        chunk = max(16, SCRATCH // (tiles * tile) // 16 * 16)
+        for first in range(0, launch.queries, chunk):
+            end = min(first + chunk, launch.queries)
+            key = ("cuda groups of queries", tuple(lengths), tuple(positions), block, heads, launch.first + first)
+            of: tuple[int, mx.array] | None = memo.get(key)
+            if of is None:
+                table = groups(lengths[spans], positions[spans], block, count * 16 // heads, first, end)
+                of = memo[key] = len(table), argument(mx.array(table))
+            scores = scores_kernel(len(k))(
+                [q[launch.first + first : launch.first + end], of[1], *k],
+                {"W_": width, "H_": heads, "GROUPS": count, "KEYS": tile, "SCALE_BITS": bits_of(scale)},
+                blocks=(tiles, of[0], 1),
+                shapes=[(end - first, tiles * tile)],
+                dtypes=[mx.float32],
+            )[0]
+            outputs.append(
+                choice_kernel(1024 if end - first <= gpu.multiprocessors else 256)(
+                    [scores, launch.places[2 * first :]],
+                    {"BLOCK_": block, "BUDGET": budget, "SORTED": power_of_two(budget)},
+                    blocks=(end - first, 1, 1),
+                    shapes=[(end - first, budget)],
+                    dtypes=[mx.int32],
+                )[0]
+            )
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
