@@ -111,7 +111,7 @@ def kernel(rows: int, threads: int, shared: int) -> Kernel:
 def padded(arrays: Sequence[mx.array]) -> list[mx.array]:
     """As many as a kernel for `ROWS` rows takes, of which nobody names those that are not there."""
     rows = 1 if len(arrays) == 1 else ROWS
-    return [*arrays, *arrays[:1] * (rows - len(arrays))]
+    return [*arrays, *[arrays[0]] * (rows - len(arrays))]
 
 
 def attend(
