@@ -29,8 +29,8 @@ GOLDENS = Path(tests.model.__file__).parent / "goldens"
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen4_exp", {"attention", "topk", "gated_delta"}),  # attention over listed blocks
-        ("qwen3_5", {"attention", "gated_delta"}),
+        ("qwen4_exp", {"attention", "topk", "gated_delta", "depthwise_conv"}),  # attention over listed blocks
+        ("qwen3_5", {"attention", "gated_delta", "depthwise_conv"}),
         ("gpt_oss_mxfp4", {"attention", "topk", "product"}),  # sinks, window, experts
         ("gemma2", {"attention"}),  # soft cap, window
     ],

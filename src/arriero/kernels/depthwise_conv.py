@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.cuda import conv as cuda
+from arriero.kernels.metal import depthwise_conv as metal
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
 NATIVE_TAPS = 16
@@ -51,6 +52,11 @@ def depthwise_conv(
         return carried(y, states)
     if device.cuda() is not None and cuda.takes(x, w, bias):
         y, states = cuda.depthwise_conv(
+            x, w, bias, tails=tails, lengths=lengths, stops=cuts, dilation=dilation, silu=silu
+        )
+        return carried(y, states)
+    if device.metal() and metal.takes(x, w, bias):
+        y, states = metal.depthwise_conv(
             x, w, bias, tails=tails, lengths=lengths, stops=cuts, dilation=dilation, silu=silu
         )
         return carried(y, states)
