@@ -74,6 +74,13 @@ def test_the_largest_is_the_first_of_equals_and_never_a_nan(small: Gpu) -> None:
         assert ours.tolist() == argmax_graph(scores.astype(dtype)).tolist() == [1, 0, 0, 0]
 
 
+def test_blocks_that_share_a_row_find_the_largest_again_and_again(small: Gpu) -> None:
+    for length in (8200, 9001):
+        for seed in range(2):
+            scores = mx.round(mx.random.normal((2, length), key=mx.random.key(seed)) * 2).astype(mx.bfloat16)
+            assert argmax(scores).tolist() == argmax_graph(scores).tolist()
+
+
 def test_attention_of_rows_with_windows_and_caps(small: Gpu) -> None:
     shape = attention.Shape(8, 2, 64, 0.2, window=70, softcap=30.0)
     check(small, Case(shape, [3, 1, 2], [150, 0, 90], [64, 0, 0]))

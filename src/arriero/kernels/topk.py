@@ -67,8 +67,9 @@ def argmax(scores: mx.array) -> mx.array:
     native = device.native()
     if native is not None:
         return native.argmax(scores)
-    if device.cuda() is not None and cuda.fits(scores):
-        return cuda.argmax(scores)
+    gpu = device.cuda()
+    if gpu is not None and cuda.fits(scores):
+        return cuda.argmax(scores, in_place=gpu.in_place)
     return argmax_graph(scores)
 
 

@@ -16,6 +16,7 @@ from arriero.kernels.cuda.product import (
     ahead_template,
     depth_of,
     kernel,
+    steps_ahead,
     template,
 )
 
@@ -31,7 +32,8 @@ def geometry(bucket: int, columns: int, unit: int) -> tuple[Geometry, int]:
     """For `bucket` rows of x, and the warps of a block: short rows keep no more than 8 busy."""
     warps = 8 if columns // unit <= 8 else 16
     shared = bucket * columns * 2 + 2 * warps * TILES * 512 + 64 + 16 * warps * 4
-    return Geometry(bucket, depth_of(columns, unit, TILES, warps), TILES, 2, shared), warps
+    depth = depth_of(columns, unit, TILES, warps)
+    return Geometry(bucket, depth, TILES, 2, shared, steps_ahead(columns, unit, TILES)), warps
 
 
 def bucket_for(gpu: Gpu, count: int, columns: int, unit: int) -> int:

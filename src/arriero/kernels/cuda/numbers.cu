@@ -76,4 +76,16 @@ __device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block,
   }
 }
 
+// Asks for `bytes` bytes in pieces of 2 KB, the lanes of one warp by turns, to be brought into the L2 cache.
+__device__ __forceinline__ void fetch(const void* from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  const u64 first = (u64)from & ~15ull;
+  const u32 all = ((u32)((u64)from - first) + bytes) & ~15u;
+  for (u32 at = (threadIdx.x & 31) * 2048; at < all; at += 32 * 2048) {
+    const u32 n = min(2048u, all - at);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first + at), "r"(n) : "memory");
+  }
+#endif
+}
+
 }  // namespace arriero

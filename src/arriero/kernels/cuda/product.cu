@@ -37,7 +37,7 @@ struct Extras {
 };
 
 template <int MODE, int GROUP, int N, int K, int ROWS, int ACTIVATION, int DEPTH, int TILES, int BUFFERS, bool NORM,
-          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY>
+          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY, int FETCHED>
 __device__ __forceinline__ void product(const bf16* x, const void* w, const void* scales, const void* biases,
                                         const Extras& extra, bf16* out, int rows, float eps, char* shared) {
   typedef Format<MODE, GROUP> F;
@@ -65,6 +65,25 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   };
   auto pair_of = [&](int step) -> int { return EXPERTS ? (block + step * grid) / STEPS : 0; };
   auto expert_of = [&](int step) -> int { return EXPERTS ? (int)__ldg(extra.experts + pair_of(step)) : 0; };
+
+  // All rows of a tile lie together: one warp asks for them FETCHED steps before they are decoded, so that the memory
+  // streams while x is staged, sums are reduced and results written.
+  auto fetch_step = [&](int step) {
+    if (step < mine && warp == WARPS - 1) {
+      const long bank = EXPERTS ? (long)expert_of(step) * N : 0;
+#pragma unroll
+      for (int r = 0; r < TILES; ++r) {
+        int rr = first_row(step, r);
+        if (!RAGGED_N || rr < N) {
+          fetch((const char*)w + (bank + rr) * ROW_BYTES, 16 * ROW_BYTES);
+          fetch((const char*)scales + (bank + rr) * F::scale_bytes(K), 16 * F::scale_bytes(K));
+          if (F::BIASED) fetch((const char*)biases + (bank + rr) * F::scale_bytes(K), 16 * F::scale_bytes(K));
+        }
+      }
+    }
+  };
+  if (FETCHED)
+    for (int step = 0; step < FETCHED; ++step) fetch_step(step);
 
   const u64 policy = stream_policy();
   uint4 wa[DEPTH][TILES], wb[DEPTH][TILES];
@@ -180,6 +199,12 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   const uint4* xb = xs + warp * SHARE * BLOCKS * STRIDE + (EXPERTS ? t : gid * 4 + t);
 #pragma unroll 1
   for (int step = 0; step < mine; ++step) {
+    if (FETCHED) fetch_step(step + FETCHED);
+    // This block has asked for all that it reads: the memory is free for what the next kernel will ask for.
+    if (extra.ahead && step + 1 == mine && warp == WARPS - 1) {
+      prefetch(extra.ahead, extra.ahead_bytes, block, grid);
+      if (extra.ahead_second) prefetch((const char*)extra.ahead + extra.ahead_second, extra.ahead_bytes, block, grid);
+    }
     const uint4* xp = EXPERTS ? xb + (pair_of(step) / SHARED_BY) * (K / 8) : xb;
 #pragma unroll 1
     for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
@@ -218,11 +243,6 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
       }
     }
 
-    // This block has asked for all that it reads: the memory is free for what the next kernel will ask for.
-    if (extra.ahead && step + 1 == mine && warp == WARPS - 1) {
-      prefetch(extra.ahead, extra.ahead_bytes, block, grid);
-      if (extra.ahead_second) prefetch((const char*)extra.ahead + extra.ahead_second, extra.ahead_bytes, block, grid);
-    }
     float* buffer = sums + (BUFFERS == 2 ? (step & 1) : 0) * WARPS * HALVES * TILES * 128;
 #pragma unroll
     for (int r = 0; r < TILES; ++r)

@@ -25,6 +25,9 @@ BUCKETS = (1, 8, 16)
 FEW = 32
 """The most rows that are multiplied this way, by several launches: from then on decoding the matrix once pays."""
 
+FETCH = 256 << 10
+"""Bytes of its matrix that a block has asked for before it decodes them, about: what is on its way to the L2 cache."""
+
 AHEAD = "ARRIERO_CUDA_AHEAD"
 """The setting: MB of the next matrix that a kernel brings into the L2 cache as it ends. Off by default, because what it
 gains has not been measured; the results are the same bits."""
@@ -151,6 +154,8 @@ class Geometry:
     tiles: int
     buffers: int
     shared: int
+    fetched: int
+    """Steps by which a block asks for its matrix ahead."""
 
 
 @cache
@@ -165,7 +170,12 @@ def geometry(bucket: int, rows: int, columns: int, unit: int, gated: bool, block
     depth = depth_of(columns, unit, tiles, WARPS)
     buffers = 2 if -(-count // tiles) > blocks else 1
     shared = bucket * columns * 2 + buffers * WARPS * -(-bucket // 8) * tiles * 512 + 64 + 16 * WARPS * 4
-    return Geometry(bucket, depth, tiles, buffers, shared)
+    return Geometry(bucket, depth, tiles, buffers, shared, steps_ahead(columns, unit, tiles))
+
+
+def steps_ahead(columns: int, unit: int, tiles: int) -> int:
+    """Steps of `tiles` tiles that are `FETCH` bytes, at least one."""
+    return max(1, round(FETCH / (tiles * TILE * columns // unit * 64)))
 
 
 def depth_of(columns: int, unit: int, tiles: int, warps: int) -> int:
@@ -344,4 +354,5 @@ def template(matrix: Operand, plan: Geometry) -> dict[str, int | bool]:
         "DEPTH": plan.depth,
         "TILES": plan.tiles,
         "BUFFERS": plan.buffers,
+        "FETCHED": plan.fetched,
     }
