@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.metal import rows as metal
 from arriero.kernels.packed import Packed, packable
 
 
@@ -26,6 +29,9 @@ def take_quantized_rows(
     global_scale: mx.array | None = None,
 ) -> mx.array:
     """The same of a packed table: only the rows that are asked for are decoded, in float32, then cast."""
+    how: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+    if device.metal() and metal.takes(ids, dtype, **how, width=w.shape[-1] * 32 // bits):
+        return metal.take(w, scales, biases, ids, **how, dtype=dtype, factors=global_scale)
     native = device.native()
     scaled_by_row = global_scale is not None and global_scale.size > 1
     # A table in MLX's layout of a format that the kernels pack belongs to nobody who multiplies with it.
@@ -53,6 +59,38 @@ def take_quantized_rows(
     if global_scale is not None:
         rows = rows * (global_scale if global_scale.size == 1 else mx.take(global_scale.reshape(-1), ids)[:, None])
     return rows.astype(dtype)
+
+
+def decoded_rows(
+    w: mx.array,
+    scales: mx.array | None,
+    biases: mx.array | None,
+    ids: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str,
+    dtype: mx.Dtype,
+    factors: mx.array | None = None,
+) -> mx.array:
+    """Rows `ids` `[n]` of a few packed ones `[rows, ·]`, each of which is decoded once: `[n, width]` of `dtype`.
+
+    `factors` (float32 `[rows]`) meets the values in float32. The mode "e4m3" stands for codes of 8 bits, uint8
+    `[rows, width]`, without scales.
+    """
+    codes = mode == "e4m3"
+    width = w.shape[-1] if codes else w.shape[-1] * 32 // bits
+    how: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+    if device.metal() and metal.takes(ids, dtype, **how, width=width):
+        words = w.view(mx.uint32) if codes else w
+        return metal.take(words, scales, biases, ids, **how, dtype=dtype, factors=factors)
+    if codes or scales is None:
+        values = mx.from_fp8(w, mx.float32)
+    else:
+        values = dequantize(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
+    if factors is not None:
+        values = values * factors[:, None]
+    return values.astype(dtype)[ids]
 
 
 def take_packed_rows(

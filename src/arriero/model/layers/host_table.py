@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import ml_dtypes
 import mlx.core as mx
@@ -17,7 +17,7 @@ import numpy as np
 
 from arriero.errors import CheckpointError
 from arriero.formats.mapped import read_here_and_there
-from arriero.kernels.embedding import dequantize
+from arriero.kernels.embedding import decoded_rows
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.row_fetch import FileRows
 from arriero.model.stored import HostWeight
@@ -131,14 +131,15 @@ class ShardedTable:
         edges = np.searchsorted(chosen, self.starts)
         used = [shard for shard in range(len(edges) - 1) if edges[shard] < edges[shard + 1]]
         if self.files is not None:
-            values = self._decode(*(_uploaded(column) for column in self.files.take(chosen)))
+            parts = [_uploaded(column) for column in self.files.take(chosen)]
         else:
             local = [chosen[edges[shard] : edges[shard + 1]] - self.starts[shard] for shard in used]
-            values = self._decode(*self._held(used, local))
+            parts = [part for part in self._held(used, local) if part is not None]
+        factors = None
         if self.factors is not None:
             counts = [edges[shard + 1] - edges[shard] for shard in used]
-            values = values * mx.array(np.repeat(self.factors[used], counts))[:, None]
-        return values.astype(self.dtype)[mx.array(place.reshape(-1).astype(np.int32))]
+            factors = mx.array(np.repeat(self.factors[used], counts))
+        return self._decode(mx.array(place.reshape(-1).astype(np.int32)), factors, *parts)
 
     def _checked(self, chosen: np.ndarray) -> np.ndarray:
         """Ascending numbers that are all in the table."""
@@ -157,17 +158,25 @@ class ShardedTable:
         return found
 
     def _decode(
-        self, data: mx.array | None, scales: mx.array | None = None, biases: mx.array | None = None
+        self,
+        place: mx.array,
+        factors: mx.array | None,
+        data: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
     ) -> mx.array:
-        """Float32 values of stored rows, without the factors."""
-        assert data is not None
+        """Rows `place` of those that were chosen, from what is stored of these and one factor for each."""
         how = self.layout.quantization
         if how is None:
-            return mx.from_fp8(data, mx.float32) if self.layout.dtype == "F8_E4M3" else data.astype(mx.float32)
-        if scales is None:
-            raise CheckpointError("a packed table has no scales")
-        words = data if data.dtype == mx.uint32 else data.view(mx.uint32)
-        return dequantize(words, scales, biases, group_size=how.group_size, bits=how.bits, mode=how.mode)
+            if self.layout.dtype != "F8_E4M3":
+                return data.astype(self.dtype)[place]
+            kind: dict[str, Any] = {"mode": "e4m3", "bits": 8, "group_size": 0}
+        else:
+            if scales is None:
+                raise CheckpointError("a packed table has no scales")
+            data = data if data.dtype == mx.uint32 else data.view(mx.uint32)
+            kind = {"mode": how.mode, "bits": how.bits, "group_size": how.group_size}
+        return decoded_rows(data, scales, biases, place, **kind, dtype=self.dtype, factors=factors)
 
 
 def _uploaded(rows: np.ndarray) -> mx.array:
