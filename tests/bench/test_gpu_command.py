@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from arriero.bench import gpu
-from arriero.bench.gpu import Measured, Report
+from arriero.bench.gpu import ModelRun, Report, Shares
+from arriero.bench.gpu_drafts import Rounds
+from arriero.bench.gpu_kernels import Measured
+from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Decoding
+from arriero.bench.speed import Speed
 from arriero.cli.main import cli
 from arriero.errors import UnsupportedFeature
 from arriero.kernels import device
-from tests.helpers.cuda import EMULATED
 
+ONE, EIGHT, PROMPT = Decoding(1, 512, 9000.0, 0.002), Decoding(8, 512, 9000.0, 0.004), Decoding(1, 4096, 20000.0, 0.002)
 REPORT = Report(
+    "A GPU",
     3e12,
     7e14,
     [
         Measured("product nvfp4", "8192 × 8192", 8, 2.5e-5, 1.6e-4, 0.5, 1.5e12, "GB/s"),
-        Measured("product int8", "8192 × 8192", 1, 3e-5, None, 0.6, 1.8e12, "GB/s"),
+        Measured("product int8", "8192 × 8192", 512, 3e-5, None, 0.6, 1.8e14, "TFLOP/s"),
     ],
-    {"Qwen3-8B": [Decoding(8, 512, 9000.0, 0.004)]},
+    {
+        "Qwen3-8B": ModelRun(
+            ONE,
+            EIGHT,
+            PROMPT,
+            0.003,
+            0.0025,
+            Shares(0.6, 0.4, 0.5),
+            6 << 30,
+            MlxLm(0.005, 5000.0),
+            Rounds(7, 5, 0.004, 0.002, 1.0),
+        ),
+        "Gemma-4-31B": ModelRun(
+            ONE, EIGHT, PROMPT, 0.003, 0.0025, Shares(0.6, 0.4, 0.5), 6 << 30, "mlx-lm is not installed"
+        ),
+    },
+    {"Qwen3-8B": [Speed(500, 8, 9000.0, 210.0, 1500.0, 0.05, 0.01, 209.0)]},
 )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool]]:
+    """What was asked for, instead of measuring it."""
+    asked: list[tuple[tuple[str, ...], bool]] = []
+
+    def measure(names: tuple[str, ...], tell: object, *, through_server: bool = False) -> Report:
+        asked.append((tuple(names), through_server))
+        return REPORT
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    return asked
 
 
 def test_without_a_gpu_it_says_that_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,29 +68,72 @@ def test_without_a_gpu_it_says_that_nothing_was_measured(monkeypatch: pytest.Mon
 
 
 def test_a_shape_that_is_not_known_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "cuda", lambda: EMULATED)
-    with pytest.raises(UnsupportedFeature, match="'Llama-9' is not known; there are Qwen3-8B"):
+    monkeypatch.setattr(device, "cuda", lambda: None)
+    known = "Qwen3-8B, Qwen3-30B-A3B, Qwen3.5-35B-A3B, Qwen3.8-27B, Gemma-4-31B, and kernels"
+    with pytest.raises(UnsupportedFeature, match=f"no shape 'Llama-9' to measure; there are {known}"):
         gpu.measure(["Llama-9"])
 
 
-def test_its_table_has_shares_and_what_plain_mlx_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "measure", lambda shapes, tell: REPORT)
+@pytest.mark.usefixtures("measured")
+def test_its_table_has_shares_and_what_plain_mlx_takes() -> None:
     shown = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B"], catch_exceptions=False).output
-    assert "copy 3000 GB/s, bfloat16 products 700 TFLOP/s" in shown
+    assert "A GPU: copy 3000 GB/s, bfloat16 products 700 TFLOP/s" in shown
     assert "25.0 µs" in shown
     assert "× 6.4" in shown
-    assert "4.00 ms" in shown
-    assert "2000" in shown
+    assert "180 TFLOP/s" in shown
 
 
-def test_its_json_has_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "measure", lambda shapes, tell: REPORT)
+def line_of(shown: str, start: str) -> list[str]:
+    """The words of the first line that begins so, without that beginning."""
+    return next(line for line in shown.splitlines() if line.startswith(start)).removeprefix(start).split()
+
+
+@pytest.mark.usefixtures("measured")
+def test_its_table_has_models_beside_mlx_lm_and_the_limit() -> None:
+    shown = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B"], catch_exceptions=False).output
+    assert line_of(shown, "decode, 1 row ") == ["2.00", "ms", "500", "60", "%", "×", "2.50"]
+    assert line_of(shown, "decode, 8 rows") == ["4.00", "ms", "2000", "40", "%"]
+    assert line_of(shown, "verify of 8 tokens") == ["3.00", "ms", "×", "1.20", "of", "one", "token", "50", "%"]
+    assert line_of(shown, "prompt of 4096") == ["205", "ms", "20000", "×", "4.00"]
+    assert line_of(shown, "round of 7 drafts, 5 right") == ["4.00", "ms", "1500", "(plain", "500)"]
+    assert "mlx-lm is not installed" in shown
+
+
+@pytest.mark.usefixtures("measured")
+def test_its_json_has_every_figure() -> None:
     shown = CliRunner().invoke(cli, ["bench", "gpu", "--json"], catch_exceptions=False).output
     found = json.loads(shown)
     assert found["kernels"][1]["plain_seconds"] is None
-    assert found["models"]["Qwen3-8B"][0]["step"] == 0.004
+    assert found["models"]["Qwen3-8B"]["eight"]["step"] == 0.004
+    assert found["models"]["Qwen3-8B"]["drafts"]["right"] == 5
+    assert found["served"]["Qwen3-8B"][0]["streamed"] == 209.0
 
 
-def test_options_of_other_measurements_are_refused() -> None:
-    result = CliRunner().invoke(cli, ["bench", "gpu", "--runs", "2"])
+def test_it_draws_what_it_found(tmp_path: Path, measured: list[tuple[tuple[str, ...], bool]]) -> None:
+    path = tmp_path / "found.png"
+    result = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B", "--plot", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert measured == [(("Qwen3-8B",), False)]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+
+
+def test_a_place_that_takes_no_picture_is_told_before_anything_is_measured(
+    tmp_path: Path, measured: list[tuple[tuple[str, ...], bool]]
+) -> None:
+    result = CliRunner().invoke(cli, ["bench", "gpu", "--plot", str(tmp_path / "found.jpeg")])
     assert result.exit_code != 0
+    assert ".png" in str(result.exception or result.output)
+    assert measured == []
+
+
+def test_served_models_are_asked_for_by_an_option(measured: list[tuple[tuple[str, ...], bool]]) -> None:
+    shown = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B", "--served"], catch_exceptions=False).output
+    assert measured == [(("Qwen3-8B",), True)]
+    assert line_of(shown, "8 ")[:4] == ["500", "210.0", "209.0", "1500.0"]
+
+
+@pytest.mark.parametrize("arguments", [["gpu", "--runs", "2"], ["gpu", "--quality"], ["some-model", "--served"]])
+def test_options_of_other_measurements_are_refused(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["bench", *arguments])
+    assert result.exit_code == 2

@@ -1,305 +1,144 @@
-"""What the CUDA kernels reach on this machine's GPU, beside plain MLX in the same run, and whole models of real shapes.
-
-Times are those of a pipeline: many different matrices one after another, more than caches hold, submitted together;
-launches are in them. The measures are the device's own: the rate of a copy (bytes read and written) and that of MLX's
-bfloat16 product.
-"""
+"""`arriero bench gpu`: the kernels of this machine's NVIDIA GPU, and whole models of published shapes."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from arriero.bench.gpu_models import CONFIGS, Decoding, decoding, random_model, random_weight
+from arriero.bench import gpu_mlx_lm
+from arriero.bench.gpu_drafts import Rounds, with_draft
+from arriero.bench.gpu_kernels import MODES, Measured, copy_rate, every_kernel, product_rate
+from arriero.bench.gpu_mlx_lm import MlxLm
+from arriero.bench.gpu_models import Decoding, decoding, random_model, verifying
+from arriero.bench.gpu_served import served
+from arriero.bench.gpu_shapes import CONFIGS, step_bytes
+from arriero.bench.speed import Speed
 from arriero.errors import UnsupportedFeature
 from arriero.kernels import device
-from arriero.kernels.cuda import attention, experts
-from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import operand
-from arriero.kernels.gather_matmul import quantized_graph as gather_graph
-from arriero.kernels.quantized_matmul import graph, quantized_matmul
-from arriero.model.quantization import Quantization
-from arriero.model.weight import Weight
 
-MODES = {
-    "nvfp4": Quantization("nvfp4", 4, 16),
-    "mxfp8": Quantization("mxfp8", 8, 32),
-    "mxfp4": Quantization("mxfp4", 4, 32),
-    "int4": Quantization("affine", 4, 64),
-    "int8": Quantization("affine", 8, 64),
-}
-"""Formats by the names that tables have."""
-
-STREAMED = 2 << 30
-"""Bytes of different weights in one measurement: many times what caches hold."""
-RUNS = 7
+KERNELS = "kernels"
+"""In the place of a shape: the kernels, one by one."""
+CONTEXT, PROMPT, DRAFTED = 512, 4096, 8
+"""Tokens held while rows decode, of the prompt whose reading is timed, and of a forward that verifies drafts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One operation: medians over `RUNS`."""
+class Shares:
+    """Of a model's decoding: bytes that its steps must move at the copy rate, over the time that they take."""
 
-    operation: str
-    shape: str
-    rows: int
-    seconds: float
-    plain_seconds: float | None
-    """The same by plain MLX, where it was measured: its kernels take up to half a minute each to compile."""
-    share: float
-    """Of the copy rate for what reads weights, of the bfloat16 product's rate for prompts."""
-    rate: float
-    """Bytes or operations a second."""
-    unit: str
+    one: float
+    eight: float
+    verify: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class ModelRun:
+    """What one model reaches, its weights NVFP4."""
+
+    one: Decoding
+    """One row."""
+    eight: Decoding
+    """Eight rows."""
+    prompt: Decoding
+    """One row with a long prompt."""
+    verify: float
+    """Seconds of a forward of `DRAFTED` tokens of one row, read before the next is built."""
+    single: float
+    """The same with one token."""
+    shares: Shares
+    peak_bytes: int
+    """Of the device's memory."""
+    mlx_lm: MlxLm | str
+    """Or why there is nothing to compare with."""
+    drafts: Rounds | None = None
+    """Rounds of a DFlash 2, where the shape of one is known."""
+
+
+@dataclass(slots=True)
 class Report:
     """Everything of one run."""
 
+    device: str
     copy: float
-    """Bytes a second."""
+    """Bytes a second, read and written."""
     products: float
     """Operations a second of a bfloat16 product of 8192."""
-    kernels: list[Measured]
-    models: dict[str, list[Decoding]]
+    kernels: list[Measured] = field(default_factory=list)
+    models: dict[str, ModelRun] = field(default_factory=dict)
+    served: dict[str, list[Speed]] = field(default_factory=dict)
+    """Through server, runner and stream."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
 
-def measure(models: Sequence[str], tell: Callable[[str], object] = str) -> Report:
-    """Measure kernels and the models of these names in `CONFIGS`, each in NVFP4.
+def measure(names: Sequence[str], tell: Callable[[str], object] = str, *, through_server: bool = False) -> Report:
+    """Measure the kernels (`KERNELS`) and the models of these names in `CONFIGS`; without names the kernels.
 
-    UnsupportedFeature where there is no GPU that the kernels work on; `tell` hears what is being done.
+    `through_server` measures the models as clients see them instead. UnsupportedFeature for an unknown name, and where
+    there is no GPU that the kernels work on; `tell` hears what is being done.
     """
-    gpu = device.cuda()
-    if gpu is None:
-        raise UnsupportedFeature("there is no NVIDIA GPU here that arriero's kernels work on, so nothing was measured")
-    unknown = [name for name in models if name not in CONFIGS]
+    names = list(names) or [KERNELS]
+    unknown = [name for name in names if name not in CONFIGS and name != KERNELS]
     if unknown:
-        raise UnsupportedFeature(f"the shape '{unknown[0]}' is not known; there are {', '.join(CONFIGS)}")
-    tell("copy and bfloat16 products")
-    copy, products = copy_rate(), product_rate(8192)
-    kernels: list[Measured] = []
-    for each in (few_rows, prompts, rows_of_experts, decode_attention):
-        tell(each.__name__.replace("_", " "))
-        kernels += each(gpu, copy, products)
-    found: dict[str, list[Decoding]] = {}
-    for name in models:
-        tell(name)
-        model = random_model(CONFIGS[name], MODES["nvfp4"])
-        found[name] = []
-        for rows in (1, 8):
-            decoding(model, rows=rows, context=64, tokens=24)
-            found[name].append(decoding(model, rows=rows, context=512, tokens=160))
-        del model
-        mx.clear_cache()
-    return Report(copy, products, kernels, found)
-
-
-def seconds(run: Callable[[], list[mx.array]], operations: int) -> float:
-    """Median time of one of the `operations` that `run` submits, after two rounds that compile and warm up."""
-    for _ in range(2):
-        mx.eval(run())
-    times: list[float] = []
-    for _ in range(RUNS):
-        mx.synchronize()
-        started = time.perf_counter()
-        mx.eval(run())
-        mx.synchronize()
-        times.append((time.perf_counter() - started) / operations)
-    return statistics.median(times)
-
-
-def compiled(call: Callable[[int], mx.array], count: int) -> Callable[[], list[mx.array]]:
-    """`count` calls as one graph, so that Python's part is not measured."""
-    recorded: Callable[[], list[mx.array]] = mx.compile(lambda: [call(i) for i in range(count)])
-    return recorded
-
-
-def copy_rate() -> float:
-    """Bytes read and written a second by MLX's own element-wise kernel."""
-    x = mx.zeros((1 << 30,), mx.float32) + 1.0
-    mx.eval(x)
-    return 2 * x.nbytes / seconds(lambda: [x + 1.0], 1)
-
-
-def product_rate(size: int) -> float:
-    """Operations a second of MLX's bfloat16 product of square matrices."""
-    a, b = ((mx.random.normal((size, size)) * size**-0.5).astype(mx.bfloat16) for _ in range(2))
-    mx.eval(a, b)
-    return 2 * size**3 / seconds(lambda: [a @ b for _ in range(4)], 4)
-
-
-def few_rows(gpu: Gpu, copy: float, products: float) -> Iterator[Measured]:
-    """Products of 1 and 8 rows."""
-    shapes = [(8192, 8192), (24576, 4096), (4096, 12288), (151936, 4096)]
-    for name, how in MODES.items():
-        for out, width in shapes if name == "nvfp4" else shapes[:1]:
-            bank = weights((out, width), how)
-            for rows in (1, 8):
-                yield _product(name, bank, rows, 8 if name == "nvfp4" and out == width else 0, copy, "GB/s")
-            del bank
-
-
-def prompts(gpu: Gpu, copy: float, products: float) -> Iterator[Measured]:
-    """Products of many rows."""
-    for name in ("nvfp4", "mxfp8", "int4"):
-        bank = weights((8192, 8192), MODES[name])[:8]
-        for rows in (64, 512, 2048):
-            yield _product(name, bank, rows, 2 if name == "nvfp4" else 0, _dense_rate(rows, 8192), "TFLOP/s")
-        del bank
-
-
-def _dense_rate(rows: int, size: int) -> float:
-    """Operations a second of the same product with a bfloat16 matrix."""
-    dense = [mx.random.normal((size, size)).astype(mx.bfloat16) for _ in range(8)]
-    x = mx.random.normal((rows, size)).astype(mx.bfloat16)
-    mx.eval(dense, x)
-    return 2 * rows * size**2 / seconds(compiled(lambda i: x @ dense[i].T, 8), 8)
-
-
-def rows_of_experts(gpu: Gpu, copy: float, products: float) -> Iterator[Measured]:
-    """Gate and up, and down, of 8 experts of 128, for one row and for eight."""
-    for out, width, spread in ((1536, 2048, False), (2048, 768, True)):
-        bank = weights((128, out, width), MODES["nvfp4"])
-        for rows in (1, 8):
-            yield _experts(gpu, bank, rows, spread, copy)
-        del bank
-
-
-def _experts(gpu: Gpu, bank: Sequence[Weight], rows: int, spread: bool, copy: float) -> Measured:
-    _, out, width = bank[0].shape
-    chosen = mx.argsort(mx.random.uniform(shape=(rows, 128)), axis=-1)[:, :8].astype(mx.uint32)
-    x = mx.random.normal((rows * 8 if spread else rows, width)).astype(mx.bfloat16)
-    indices = chosen.reshape(-1) if spread else chosen
-    mx.eval(x, indices)
-    how: dict[str, Any] = {"mode": "nvfp4", "bits": 4, "group_size": 16}
-
-    def ours(i: int) -> mx.array:
-        w = bank[i]
-        assert w.scales is not None
-        found = operand(w.data, w.scales, None, **how, global_scale=w.global_scale)
-        assert found is not None
-        return experts.multiply(gpu, x, found, indices)
-
-    def plain(i: int) -> mx.array:
-        w = bank[i]
-        assert w.scales is not None
-        return gather_graph(x, w.data, w.scales, indices=indices, global_scale=w.global_scale, **how)
-
-    # Eight rows of eight experts each choose some of them twice; every choice is counted.
-    read = rows * 8 * (out * width // 2 + out * width // 16)
-    spent = seconds(compiled(ours, len(bank)), len(bank))
-    few = min(8, len(bank))
-    return Measured(
-        "experts nvfp4",
-        f"8 of 128, {out} × {width}",
-        rows,
-        spent,
-        seconds(compiled(plain, few), few),
-        read / spent / copy,
-        read / spent,
-        "GB/s",
-    )
-
-
-def decode_attention(gpu: Gpu, copy: float, products: float) -> Iterator[Measured]:
-    """One row and eight rows with caches of their own, and eight tokens of one row, as Qwen3-8B has them."""
-    for rows, tokens in ((1, 1), (8, 1), (1, 8)):
-        for context in (2048, 16384):
-            yield _attention(gpu, rows, tokens, context, copy)
-
-
-def _attention(gpu: Gpu, rows: int, tokens: int, context: int, copy: float) -> Measured:
-    shape = attention.Shape(32, 8, 128, 128**-0.5)
-    many = 16
-    # As many caches as caches of the device do not hold.
-    sets = [
-        [mx.random.normal((1, 8, context + 256, 128)).astype(mx.bfloat16) for _ in range(2 * rows)] for _ in range(many)
-    ]
-    qkv = [mx.random.normal((rows * tokens, shape.width)).astype(mx.bfloat16) for _ in range(many)]
-    angles = mx.random.normal((rows * tokens, 64, 2)) + 0.0
-    mx.eval(sets, qkv, angles)
-    how: dict[str, Any] = {
-        "lengths": [tokens] * rows,
-        "positions": [context] * rows,
-        "bases": [0] * rows,
-        "query_norm": None,
-        "key_norm": None,
-        "memo": {},
-    }
-
-    def ours(i: int) -> mx.array:
-        return attention.attend(gpu, shape, qkv[i], angles, sets[i], **how)[0]
-
-    def plain(i: int) -> mx.array:
-        q = qkv[i][:, : 32 * 128].reshape(rows, tokens, 32, 128).swapaxes(1, 2)
-        held = [buffer[:, :, : context + tokens] for buffer in sets[i]]
-        mask = "causal" if tokens > 1 else None
-        return mx.concatenate(
-            [
-                mx.fast.scaled_dot_product_attention(
-                    q[row : row + 1], held[2 * row], held[2 * row + 1], scale=shape.scale, mask=mask
-                )
-                for row in range(rows)
-            ]
+        raise UnsupportedFeature(
+            f"there is no shape '{unknown[0]}' to measure; there are {', '.join(CONFIGS)}, and {KERNELS}"
         )
-
-    read = rows * 2 * 8 * (context + tokens) * 128 * 2
-    spent = seconds(compiled(ours, many), many)
-    return Measured(
-        "attention",
-        f"{context} held, {tokens} new",
-        rows,
-        spent,
-        seconds(compiled(plain, many), many),
-        read / spent / copy,
-        read / spent,
-        "GB/s",
-    )
-
-
-def weights(shape: tuple[int, ...], how: Quantization) -> list[Weight]:
-    """Different matrices of one shape, `STREAMED` bytes together."""
-    first = random_weight(shape, how)
-    mx.eval(first.data)
-    count = max(8, min(64, STREAMED // first.data.nbytes))
-    made = [first, *(random_weight(shape, how) for _ in range(count - 1))]
-    for weight in made:
-        mx.eval([part for part in (weight.data, weight.scales, weight.biases, weight.global_scale) if part is not None])
-    return made
+    if device.cuda() is None:
+        raise UnsupportedFeature("there is no NVIDIA GPU here that arriero's kernels work on, so nothing was measured")
+    tell("copy and bfloat16 products")
+    report = Report(str(mx.device_info().get("device_name", "")), copy_rate(), product_rate(8192))
+    mx.clear_cache()
+    for name in names:
+        if name == KERNELS:
+            report.kernels += every_kernel(report.copy, tell)
+        elif through_server:
+            tell(f"{name}, served")
+            report.served[name] = served(CONFIGS[name], MODES["nvfp4"])
+        else:
+            report.models[name] = model_run(name, report.copy, tell)
+        free()
+    return report
 
 
-def _product(name: str, bank: Sequence[Weight], rows: int, plain_most: int, best: float, unit: str) -> Measured:
-    """Ours with each of a bank, and plain MLX's with `plain_most` of it; the share is of `best`."""
-    first = bank[0]
-    assert first.quantization is not None
-    assert first.scales is not None
-    out, width = first.shape
-    how: dict[str, Any] = {
-        "mode": first.quantization.mode,
-        "bits": first.quantization.bits,
-        "group_size": first.quantization.group_size,
-    }
-    x = mx.random.normal((rows, width)).astype(mx.bfloat16)
-    mx.eval(x)
+def model_run(name: str, copy: float, tell: Callable[[str], object]) -> ModelRun:
+    """One model, then mlx-lm with another of the same shape once the first is gone."""
+    config, how = CONFIGS[name], MODES["nvfp4"]
+    tell(name)
+    mx.reset_peak_memory()
+    model = random_model(config, how)
+    decodings = []
+    for rows in (1, 8):
+        # Kernels are compiled, and rows that join made their recordings, before anything is timed.
+        decoding(model, rows=rows, context=64, tokens=24)
+        decodings.append(decoding(model, rows=rows, context=CONTEXT, tokens=160))
+    one, eight = decodings
+    verifying(model, context=CONTEXT, tokens=DRAFTED, rounds=6)
+    verify = verifying(model, context=CONTEXT, tokens=DRAFTED)
+    single = verifying(model, context=CONTEXT, tokens=1)
+    decoding(model, rows=1, context=PROMPT, tokens=4)
+    prompt = decoding(model, rows=1, context=PROMPT, tokens=16)
+    tell(f"{name}, drafts")
+    drafts = with_draft(name, model, how)
+    peak = mx.get_peak_memory()
+    del model
+    free()
+    tell(f"{name}, mlx-lm")
+    beside = gpu_mlx_lm.beside(name, how, context=CONTEXT, prompt=PROMPT)
 
-    def of(function: Callable[..., mx.array], i: int) -> mx.array:
-        w = bank[i]
-        return function(x, w.data, w.scales, w.biases, global_scale=w.global_scale, **how)
+    def share(rows: int, seconds: float, chosen: int = 1) -> float:
+        return step_bytes(config, how, rows=rows, context=CONTEXT, tokens=chosen) / copy / seconds
 
-    few = min(len(bank), plain_most)
-    ours = seconds(compiled(lambda i: of(quantized_matmul, i), len(bank)), len(bank))
-    plain = seconds(compiled(lambda i: of(graph, i), few), few) if few else None
-    if unit == "GB/s":
-        rate = sum(part.nbytes for part in (first.data, first.scales, first.biases) if part is not None) / ours
-    else:
-        rate = 2 * rows * out * width / ours
-    return Measured(f"product {name}", f"{out} × {width}", rows, ours, plain, rate / best, rate, unit)
+    shares = Shares(share(1, one.step), share(8, eight.step), share(1, verify, DRAFTED))
+    return ModelRun(one, eight, prompt, verify, single, shares, peak, beside, drafts)
+
+
+def free() -> None:
+    """Give the device's memory back, so that the next model has all of it."""
+    gc.collect()
+    mx.clear_cache()

@@ -32,15 +32,13 @@ class MlxLm:
     """Seconds from one token to the next."""
     prefill: float
     """Prompt tokens a second."""
-    verify: float | None
-    """Seconds of a forward of 8 tokens of the row, run and read; None where it was not asked for."""
 
 
-def beside(name: str, how: Quantization, *, context: int, prompt: int, verify: bool) -> MlxLm | str:
+def beside(name: str, how: Quantization, *, context: int, prompt: int) -> MlxLm | str:
     """What mlx-lm reaches, or why there is nothing to say."""
     if importlib.util.find_spec("mlx_lm") is None:
         return "mlx-lm is not installed"
-    asked = {"how": [how.mode, how.bits, how.group_size], "context": context, "prompt": prompt, "verify": verify}
+    asked = {"how": [how.mode, how.bits, how.group_size], "context": context, "prompt": prompt}
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, name, json.dumps(asked)],
@@ -85,7 +83,7 @@ def random_mlx_lm(config: dict[str, Any], how: Quantization) -> Any:
     return model
 
 
-def measured(model: Any, *, vocab: int, context: int, prompt: int, verify: bool, steps: int = 100) -> MlxLm:
+def measured(model: Any, *, vocab: int, context: int, prompt: int, steps: int = 100) -> MlxLm:
     """As mlx-lm generates: a prompt in chunks, and each step submitted before the one before it is read."""
     mx, _ = _mlx()
     make_prompt_cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache
@@ -113,15 +111,7 @@ def measured(model: Any, *, vocab: int, context: int, prompt: int, verify: bool,
         token.item()
         token = following
         times.append(time.perf_counter() - started)
-    found: float | None = None
-    if verify:
-        rounds: list[float] = []
-        for _ in range(8):
-            started = time.perf_counter()
-            mx.eval(mx.argmax(model(mx.arange(8)[None], cache=cache), axis=-1))
-            rounds.append(time.perf_counter() - started)
-        found = statistics.median(rounds[2:])
-    return MlxLm(statistics.median(times[steps // 5 :]), prefill, found)
+    return MlxLm(statistics.median(times[steps // 5 :]), prefill)
 
 
 def main(arguments: list[str]) -> int:
@@ -129,9 +119,7 @@ def main(arguments: list[str]) -> int:
     name, asked = arguments[0], json.loads(arguments[1])
     config = CONFIGS[name]
     model = random_mlx_lm(config, Quantization(*asked["how"]))
-    found = measured(
-        model, vocab=config["vocab_size"], context=asked["context"], prompt=asked["prompt"], verify=asked["verify"]
-    )
+    found = measured(model, vocab=config["vocab_size"], context=asked["context"], prompt=asked["prompt"])
     sys.stdout.write(json.dumps(asdict(found)) + "\n")
     return 0
 

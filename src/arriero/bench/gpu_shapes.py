@@ -212,10 +212,12 @@ def tensor_bytes(shape: Shape, how: Quantization | None) -> float:
     return count * how.bits / 8 + count / how.group_size * scale
 
 
-def step_bytes(config: Mapping[str, Any], how: Quantization | None, *, rows: int, context: int) -> float:
-    """Bytes that a step of one token for each of `rows` has to read, or write, with `context` tokens held.
+def step_bytes(
+    config: Mapping[str, Any], how: Quantization | None, *, rows: int, context: int, tokens: int = 1
+) -> float:
+    """Bytes that a step of `tokens` tokens for each of `rows` has to read, or write, with `context` tokens held.
 
-    All matrices once, of experts as many as that many rows are expected to choose; keys and values; states twice, as
+    All matrices once, of experts as many as that many tokens are expected to choose; keys and values; states twice, as
     they are written too. Activations are left out.
     """
     c = config
@@ -225,7 +227,7 @@ def step_bytes(config: Mapping[str, Any], how: Quantization | None, *, rows: int
             continue
         size = tensor_bytes(shape, packing(name, shape, c, how))
         if ".switch_mlp." in name:
-            size *= 1 - (1 - c["num_experts_per_tok"] / c["num_experts"]) ** rows
+            size *= 1 - (1 - c["num_experts_per_tok"] / c["num_experts"]) ** (rows * tokens)
         total += size
     return total + rows * cache_bytes(c, context)
 

@@ -45,7 +45,8 @@ _QUALITY_OPTIONS = ("text", "most", "window", "dtype", "plot")
     "--window", type=click.IntRange(min=2), default=2048, show_default=True, help="Tokens of context of --quality."
 )
 @click.option("--dtype", help="Activations of --quality: float32, bfloat16 or float16 (default: REFERENCE's own).")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what --quality found.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what --quality or gpu found.")
+@click.option("--served", is_flag=True, help="Of gpu: measure the shapes through server, runner and stream.")
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -61,19 +62,23 @@ def bench(
     window: int,
     dtype: str | None,
     plot: Path | None,
+    served: bool,
 ) -> None:
     """Measure the speed of MODEL as a client sees it; medians over the runs.
 
     With --quality: perplexity, divergence of each token's distribution and error of the weights of MODEL against
     REFERENCE, in this process, without the server. Both are stored models, folders or GGUF files.
 
-    `arriero bench gpu [SHAPE …]` measures the kernels on this machine's NVIDIA GPU beside plain MLX, and whole models
-    of these published shapes (Qwen3-8B, Qwen3-30B-A3B) with random weights.
+    `arriero bench gpu` measures the kernels on this machine's NVIDIA GPU beside plain MLX, and `arriero bench gpu
+    SHAPE …` whole models of published shapes (Qwen3-8B, Qwen3.8-27B, Gemma-4-31B, …) with random weights, beside mlx-lm
+    where that is installed; with --served through a server of its own, as a client sees them.
     """
     if models[0] == GPU:
-        _refuse_others(ctx, (*_SPEED_OPTIONS, *_QUALITY_OPTIONS, "quality"), "goes without gpu")
-        _gpu(models[1:], as_json)
+        taken = tuple(name for name in (*_SPEED_OPTIONS, *_QUALITY_OPTIONS, "quality") if name != "plot")
+        _refuse_others(ctx, taken, "goes without gpu")
+        _gpu(models[1:], as_json, plot, served)
         return
+    _refuse_others(ctx, ("served",), "belongs to gpu")
     wrong = "goes without --quality" if quality else "belongs to --quality"
     _refuse_others(ctx, _SPEED_OPTIONS if quality else _QUALITY_OPTIONS, wrong)
     if not quality:
@@ -125,37 +130,20 @@ def _speed(
     click.echo(human.table(header, rows))
 
 
-def _gpu(shapes: tuple[str, ...], as_json: bool) -> None:
-    from arriero.bench.gpu import Report, measure
+def _gpu(names: tuple[str, ...], as_json: bool, plot: Path | None, served: bool) -> None:
+    from arriero.bench.gpu import measure
+    from arriero.cli.gpu_tables import render as tables
 
-    def show(report: Report) -> None:
-        click.echo(f"copy {report.copy / 1e9:.0f} GB/s, bfloat16 products {report.products / 1e12:.0f} TFLOP/s\n")
-        kernels = [
-            (
-                k.operation,
-                k.shape,
-                str(k.rows),
-                f"{1e6 * k.seconds:.1f} µs",
-                f"{k.rate / (1e9 if k.unit == 'GB/s' else 1e12):.0f} {k.unit}",
-                f"{100 * k.share:.0f} %",
-                "" if k.plain_seconds is None else f"× {k.plain_seconds / k.seconds:.1f}",
-            )
-            for k in report.kernels
-        ]
-        click.echo(human.table(("KERNEL", "SHAPE", "ROWS", "TIME", "RATE", "SHARE", "PLAIN MLX"), kernels))
-        for name, found in report.models.items():
-            rows = [
-                (str(d.rows), str(d.context), f"{d.prefill:.0f}", f"{1000 * d.step:.2f} ms", f"{d.total:.0f}")
-                for d in found
-            ]
-            click.echo(f"\n{name}")
-            click.echo(human.table(("ROWS", "PROMPT", "PREFILL TOK/S", "STEP", "TOTAL TOK/S"), rows))
+    if plot is not None:
+        from arriero.bench.plot import check_plotting
 
-    report = measure(shapes, lambda what: click.echo(what, err=True))
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
-    else:
-        show(report)
+        check_plotting(plot)
+    report = measure(names, lambda what: click.echo(what, err=True), through_server=served)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else tables(report))
+    if plot is not None:
+        from arriero.bench.gpu_plot import plot as draw
+
+        draw(report, plot)
 
 
 def _compare(

@@ -1,0 +1,97 @@
+"""What `arriero bench gpu` found, as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arriero.cli import human
+
+if TYPE_CHECKING:
+    from arriero.bench.gpu import ModelRun, Report
+
+
+def render(report: Report) -> str:
+    """Every figure of a report."""
+    parts = [
+        f"{report.device}: copy {report.copy / 1e9:.0f} GB/s, bfloat16 products {report.products / 1e12:.0f} TFLOP/s"
+    ]
+    if report.kernels:
+        parts.append(_kernels(report))
+    parts += [f"{name}, NVFP4, random weights\n{_model(run)}" for name, run in report.models.items()]
+    for name, found in report.served.items():
+        rows = [
+            (
+                str(speed.parallel),
+                str(speed.prompt_tokens),
+                f"{speed.decode:.1f}",
+                f"{speed.streamed:.1f}",
+                f"{speed.total:.1f}",
+                f"{1000 * speed.first_token:.0f} ms",
+            )
+            for speed in found
+        ]
+        header = ("REQUESTS", "PROMPT", "DECODE TOK/S", "STREAMED TOK/S", "TOTAL TOK/S", "FIRST TOKEN")
+        parts.append(f"{name}, NVFP4, random weights, through /api/generate\n{human.table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def _kernels(report: Report) -> str:
+    rows = [
+        (
+            k.operation,
+            k.shape,
+            str(k.rows),
+            f"{1e6 * k.seconds:.1f} µs",
+            f"{k.rate / (1e9 if k.unit == 'GB/s' else 1e12):.0f} {k.unit}",
+            f"{100 * k.share:.0f} %",
+            "" if k.plain_seconds is None else f"× {k.plain_seconds / k.seconds:.1f}",
+        )
+        for k in report.kernels
+    ]
+    return human.table(("KERNEL", "SHAPE", "ROWS", "TIME", "RATE", "SHARE", "PLAIN MLX"), rows)
+
+
+def _model(run: ModelRun) -> str:
+    lm = None if isinstance(run.mlx_lm, str) else run.mlx_lm
+    rows = [
+        (
+            f"decode, {decoding.rows} row{'s' if decoding.rows > 1 else ''}",
+            f"{1000 * decoding.step:.2f} ms",
+            f"{decoding.total:.0f}",
+            f"{100 * share:.0f} %",
+            f"× {lm.step / decoding.step:.2f}" if lm is not None and decoding.rows == 1 else "",
+        )
+        for decoding, share in ((run.one, run.shares.one), (run.eight, run.shares.eight))
+    ]
+    rows.append(
+        (
+            "verify of 8 tokens",
+            f"{1000 * run.verify:.2f} ms",
+            f"× {run.verify / run.single:.2f} of one token",
+            f"{100 * run.shares.verify:.0f} %",
+            "",
+        )
+    )
+    rows.append(
+        (
+            f"prompt of {run.prompt.context}",
+            f"{1000 * run.prompt.context / run.prompt.prefill:.0f} ms",
+            f"{run.prompt.prefill:.0f}",
+            "",
+            "" if lm is None else f"× {run.prompt.prefill / lm.prefill:.2f}",
+        )
+    )
+    drafts = run.drafts
+    if drafts is not None:
+        rows.append(
+            (
+                f"round of {drafts.drafted} drafts, {drafts.right} right",
+                f"{1000 * drafts.seconds:.2f} ms",
+                f"{drafts.speed:.0f} (plain {1 / drafts.step:.0f})",
+                "",
+                "",
+            )
+        )
+    table = human.table(("", "TIME", "TOK/S", "OF THE LIMIT", "MLX-LM"), rows)
+    said = f"\n{run.mlx_lm}" if isinstance(run.mlx_lm, str) else ""
+    return f"{table}\nat most {human.size(run.peak_bytes)} of the GPU's memory{said}"

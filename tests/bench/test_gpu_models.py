@@ -1,0 +1,178 @@
+"""What `arriero bench gpu` measures of whole models, at small sizes and on whatever device there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import pytest
+
+from arriero.bench import gpu, gpu_drafts, gpu_mlx_lm, gpu_models
+from arriero.bench.gpu_drafts import random_draft, rounds
+from arriero.bench.gpu_models import Quantization, RandomCheckpoint, random_model
+from arriero.bench.gpu_served import END, served, tokenizer
+from arriero.bench.gpu_shapes import CONFIGS, cache_bytes, packing, step_bytes, tensor_bytes, tensors
+from arriero.errors import CheckpointError
+from tests.helpers.small_shapes import small, small_draft
+
+NVFP4 = Quantization("nvfp4", 4, 16)
+
+SIZES = {"Qwen3-8B": 8.2, "Qwen3-30B-A3B": 30.5, "Qwen3.5-35B-A3B": 34.7, "Qwen3.8-27B": 26.9, "Gemma-4-31B": 30.7}
+"""Billions of numbers in the published text networks."""
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_shape_has_as_many_numbers_as_its_name_says(name: str) -> None:
+    count = sum(tensor_bytes(shape, None) / 2 for _, shape in tensors(CONFIGS[name]))
+    assert count / 1e9 == pytest.approx(SIZES[name], abs=0.06)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_step_reads_what_the_model_holds(name: str) -> None:
+    config = small(name)
+    model = random_model(config, NVFP4)
+    held = sum(array.nbytes for array in model.parameters())
+    everything = sum(tensor_bytes(shape, packing(tensor, shape, config, NVFP4)) for tensor, shape in tensors(config))
+    # Besides, it holds angles of positions; gains and rates may be float32, and packed matrices have a global scale.
+    assert everything <= held < 1.08 * everything
+    table = 0 if config["tie_word_embeddings"] else 2 * config["vocab_size"] * config["hidden_size"]
+    all_experts = step_bytes(config, NVFP4, rows=1, context=0, tokens=10_000)
+    assert all_experts == pytest.approx(everything - table + cache_bytes(config, 0), rel=1e-6)
+
+
+def test_a_step_of_a_few_rows_reads_some_of_the_experts() -> None:
+    config = small("Qwen3-30B-A3B")
+    one, eight = (step_bytes(config, NVFP4, rows=rows, context=0) for rows in (1, 8))
+    bank = sum(tensor_bytes(s, NVFP4) for tensor, s in tensors(config) if ".switch_mlp." in tensor)
+    assert eight - one == pytest.approx(bank * ((1 - (1 - 8 / 128) ** 8) - 8 / 128))
+
+
+def test_a_window_bounds_what_is_read_of_the_context() -> None:
+    config = small("Gemma-4-31B")
+    assert config["sliding_window"] == 32
+    assert [cache_bytes(config, n) for n in (32, 33)] == [
+        5 * 2 * 2 * 64 * 32 * 2 + 2 * 128 * 32 * 2,
+        5 * 2 * 2 * 64 * 32 * 2 + 2 * 128 * 33 * 2,
+    ]
+
+
+def test_a_checkpoint_of_random_weights_has_no_other_tensors() -> None:
+    with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.9"):
+        RandomCheckpoint(small("Qwen3-8B"), NVFP4).weight("model.layers.9.mlp.up_proj.weight")
+
+
+@contextmanager
+def only(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
+    """The shape of this name made small wherever it is looked up."""
+    monkeypatch.setitem(CONFIGS, name, small(name))
+    monkeypatch.setitem(gpu_drafts.DRAFTS, name, small_draft(name))
+    monkeypatch.setattr(gpu, "CONTEXT", 40)
+    monkeypatch.setattr(gpu, "PROMPT", 80)
+    yield
+
+
+def test_a_model_is_measured_beside_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def beside(name: str, how: Quantization, *, context: int, prompt: int) -> str:
+        asked.append((name, context, prompt))
+        return "mlx-lm is elsewhere"
+
+    monkeypatch.setattr(gpu_mlx_lm, "beside", beside)
+    told: list[str] = []
+    with only(monkeypatch, "Qwen3.8-27B"):
+        found = gpu.model_run("Qwen3.8-27B", 1e11, told.append)
+    assert asked == [("Qwen3.8-27B", 40, 80)]
+    assert told == ["Qwen3.8-27B", "Qwen3.8-27B, drafts", "Qwen3.8-27B, mlx-lm"]
+    assert (found.one.rows, found.eight.rows, found.prompt.context) == (1, 8, 80)
+    assert found.verify > 0
+    assert found.shares.one == pytest.approx(
+        step_bytes(small("Qwen3.8-27B"), NVFP4, rows=1, context=40) / 1e11 / found.one.step
+    )
+    assert found.drafts is not None
+    assert found.drafts.drafted == 7
+    assert found.peak_bytes >= RandomCheckpoint(small("Qwen3.8-27B"), NVFP4).nbytes
+    assert found.mlx_lm == "mlx-lm is elsewhere"
+
+
+def test_a_model_is_gone_before_the_next_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_mlx_lm, "beside", lambda *_, **__: str(mx.get_active_memory()))
+    with only(monkeypatch, "Qwen3-8B"):
+        gpu.free()
+        before = mx.get_active_memory()
+        found = gpu.model_run("Qwen3-8B", 1e11, str)
+    left = int(str(found.mlx_lm)) - before
+    assert left < RandomCheckpoint(small("Qwen3-8B"), NVFP4).nbytes / 10
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3.8-27B"])
+def test_forced_rounds_keep_as_many_drafts_as_they_are_meant_to(name: str) -> None:
+    model = random_model(small(name), None)
+    draft = random_draft(small_draft(name), model, None)
+    found = rounds(model, draft, right=5, context=20, tokens=60)
+    assert (found.drafted, found.right) == (7, 5)
+    assert found.share == 1
+    assert found.seconds > found.step > 0
+    assert found.speed == pytest.approx(6 / found.seconds)
+
+
+def test_a_draft_that_is_forced_still_computes_its_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    model = random_model(small("Qwen3-8B"), None)
+    draft = random_draft(small_draft("Qwen3-8B"), model, None)
+    propose = draft.propose
+
+    def counted(*args: object) -> mx.array:
+        found: mx.array = propose(*args)  # type: ignore[arg-type]
+        computed.append(found.shape[0])
+        return found
+
+    monkeypatch.setattr(draft, "propose", counted)
+    rounds(model, draft, right=2, context=20, tokens=40)
+    assert computed.count(7) > 8
+
+
+def test_mlx_lm_runs_every_shape() -> None:
+    pytest.importorskip("mlx_lm")
+    for name in CONFIGS:
+        config = small(name, num_hidden_layers=1 if name == "Qwen3-8B" else 4, vocab_size=128, hidden_size=128)
+        found = gpu_mlx_lm.measured(gpu_mlx_lm.random_mlx_lm(config, NVFP4), vocab=128, context=2, prompt=2, steps=2)
+        assert found.step > 0
+        assert found.prefill > 0
+
+
+def test_mlx_lm_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=4, prompt=4) == "mlx-lm is not installed"
+
+
+def test_what_goes_wrong_in_mlx_lm_is_said() -> None:
+    pytest.importorskip("mlx_lm")
+    assert "KeyError" in str(gpu_mlx_lm.beside("Llama-9", NVFP4, context=4, prompt=4))
+
+
+def test_a_random_model_is_served_like_any_other() -> None:
+    config = small("Qwen3-8B", num_hidden_layers=2, vocab_size=1024)
+    (found,) = served(config, NVFP4, parallels=(2,), words=4, tokens=12, runs=1)
+    assert found.parallel == 2
+    assert found.prompt_tokens > 20
+    assert found.decode > 0
+    assert found.streamed > 0
+
+
+def test_its_tokenizer_has_a_text_for_every_token() -> None:
+    made = tokenizer(1024)
+    assert made.get_vocab_size() == 1024
+    assert made.token_to_id(END) == 1023
+    text = "Wörter, 3 of them\n"
+    ids = made.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert made.decode(ids) == text
+    assert len({made.id_to_token(token) for token in range(1024)}) == 1024
+
+
+def test_decoding_is_timed_while_all_rows_decode() -> None:
+    found = gpu_models.decoding(random_model(small("Qwen3-8B"), NVFP4), rows=3, context=20, tokens=12)
+    assert (found.rows, found.context) == (3, 20)
+    assert found.total == pytest.approx(3 / found.step)
