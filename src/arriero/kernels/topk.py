@@ -12,6 +12,7 @@ from arriero.kernels import device
 from arriero.kernels.cuda import argmax as cuda
 from arriero.kernels.cuda import topk as cuda_topk
 from arriero.kernels.device import on_cpu
+from arriero.kernels.metal import argmax as metal_argmax
 from arriero.kernels.metal import topk as metal
 
 BLOCK = 2048
@@ -70,6 +71,8 @@ def argmax(scores: mx.array) -> mx.array:
     gpu = device.cuda()
     if gpu is not None and cuda.fits(scores):
         return cuda.argmax(scores, in_place=gpu.in_place)
+    if device.metal() and metal_argmax.takes(scores):
+        return metal_argmax.argmax(scores)
     return argmax_graph(scores)
 
 
