@@ -78,7 +78,7 @@ def test_a_step_is_convolution_rule_and_gated_norm(
     held = [(random(1, 3, heads.channels), random(1, *heads.state, dtype=mx.float32)) for _ in lengths]
     around = cuda.Around(taps, 1 + 0.2 * random(heads.width, dtype=mx.float32), 1e-6, silu)
     how: dict[str, Any] = {"lengths": lengths, "stops": stops, "eps": 1e-6, **constants(heads.heads)}
-    ours = cuda.step(heads, around, x, gates, x, heads.channels, held=held, **how)
+    ours = cuda.step(heads, around, x, (gates, 0), heads.channels, held=held, **how)
 
     mixed, z = mx.split(x, [heads.channels], axis=1)
     convolved = conv_graph(
@@ -118,7 +118,15 @@ def test_tokens_of_a_step_are_those_of_steps_alone(executed: Gpu) -> None:
     def step(tokens: slice, held: list[cuda.State], stops: list[int]) -> cuda.Made:
         of = x[tokens]
         return cuda.step(
-            heads, around, of, gates[tokens], of, heads.channels, held=held, lengths=[of.shape[0]], stops=[stops], **how
+            heads,
+            around,
+            of,
+            (gates[tokens], 0),
+            heads.channels,
+            held=held,
+            lengths=[of.shape[0]],
+            stops=[stops],
+            **how,
         )
 
     together = step(slice(0, 5), held, [1, 2, 3, 4])

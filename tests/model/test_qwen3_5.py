@@ -366,11 +366,11 @@ class TestStates:
 def test_sixteen_bit_models_keep_decay_and_gains_in_float32() -> None:
     model: Any = load_model(golden("qwen3_5").typed(), mx.bfloat16)
     mixer, attention = model.layers[0].mixer, model.layers[2].mixer
-    kept = [mixer.rate, mixer.bias, mixer.gain, model.norm.gain, model.layers[0].before.gain, attention.query_norm.gain]
+    kept = [mixer.rate, mixer.bias, mixer.gain, model.norm.gain, mixer.before.gain, attention.query_norm.gain]
     assert {array.dtype for array in kept} == {mx.float32}
     stored = golden("qwen3_5").tensors["model.layers.0.input_layernorm.weight"]
     assert isinstance(stored, mx.array)
-    np.testing.assert_array_equal(np.array(model.layers[0].before.gain), np.array(stored.astype(mx.float32)) + 1)
+    np.testing.assert_array_equal(np.array(mixer.before.gain), np.array(stored.astype(mx.float32)) + 1)
 
 
 def test_a_decay_that_is_stored_finer_than_the_activations_is_not_rounded_to_them() -> None:

@@ -75,6 +75,52 @@ def gated_delta(
     return graph(q, k, v, a, b, rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps)
 
 
+def gated_delta_rows(
+    x: mx.array,
+    gates: mx.array,
+    form: cuda.Heads,
+    *,
+    gates_at: int = 0,
+    rate: mx.array,
+    bias: mx.array,
+    states: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Stops | None = None,
+    eps: float = 1e-6,
+) -> Carried:
+    """`gated_delta` of rows x `[T, channels]` that hold q, k and v of all heads, y `[T, Hv, Dv]`.
+
+    Rows of `gates` hold b from element `gates_at` on, and a behind it.
+    """
+    if device.cuda() is not None and x.dtype == gates.dtype and cuda.scans(form, x.dtype):
+        cuts = checked_stops(x.shape[0], lengths, len(states), stops)
+        made = cuda.scan(
+            form, x, (gates, gates_at), rate=rate, bias=bias, states=states, lengths=lengths, stops=cuts, eps=eps
+        )
+        return _carried(form, made)
+    keys = form.key_heads * form.key_dim
+    q, k, v = mx.split(x, [keys, 2 * keys], axis=-1)
+    return gated_delta(
+        q.reshape(-1, form.key_heads, form.key_dim),
+        k.reshape(-1, form.key_heads, form.key_dim),
+        v.reshape(-1, form.heads, form.width),
+        gates[:, gates_at + form.heads : gates_at + 2 * form.heads],
+        gates[:, gates_at : gates_at + form.heads],
+        rate=rate,
+        bias=bias,
+        states=states,
+        lengths=lengths,
+        stops=stops,
+        eps=eps,
+    )
+
+
+def _carried(form: cuda.Heads, made: cuda.Made) -> Carried:
+    ends = [end.squeeze(0) for end in made.ends]
+    kept = [[state.squeeze(0) for state in states] for states in made.interior]
+    return Carried(made.y.reshape(-1, form.heads, form.width), ends, kept)
+
+
 def on_cuda(
     form: cuda.Heads,
     q: mx.array,
@@ -94,7 +140,7 @@ def on_cuda(
     made = cuda.scan(
         form,
         mx.concatenate([part.reshape(part.shape[0], -1) for part in (q, k, v)], axis=-1),
-        mx.concatenate([b, a], axis=-1),
+        (mx.concatenate([b, a], axis=-1), 0),
         rate=rate.astype(mx.float32),
         bias=bias.astype(mx.float32),
         states=states,
@@ -102,8 +148,7 @@ def on_cuda(
         stops=stops,
         eps=eps,
     )
-    ends = [end.squeeze(0) for end in made.ends]
-    return Carried(made.y.reshape(v.shape), ends, [[state.squeeze(0) for state in kept] for kept in made.interior])
+    return _carried(form, made)
 
 
 def on_metal(

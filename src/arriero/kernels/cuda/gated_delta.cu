@@ -10,7 +10,7 @@ namespace arriero {
 // Where a launch's arrays are. Rows of x hold q, k and v of all heads; widths and places are numbers of elements.
 struct Delta {
   const void* x;
-  const void* z;
+  const void* z;          // in rows as wide as x's
   const void* b;
   const void* a;
   const bf16* taps;       // [TAPS, channels], the oldest first
@@ -38,7 +38,7 @@ __device__ __forceinline__ float sigmoid(float x) {
   return (x < 0.f ? e : 1.f) / (1.f + e);
 }
 
-template <int DK, int DV, int HK, int HV, int ROWS, int TILE, int TAPS, int X_WIDTH, int Z_WIDTH, int GATE_WIDTH,
+template <int DK, int DV, int HK, int HV, int ROWS, int TILE, int TAPS, int X_WIDTH, int GATE_WIDTH,
           bool READY, bool WIDE, bool SILU>
 __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* shared) {
   constexpr int PER = DK / 16, WARPS = THREADS / 32, REPEAT = HV / HK, CHANNELS = 2 * HK * DK + HV * DV;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
         }
         const float f = rsqrtf(warp_sum(squares) / DV + d.norm_eps);
         for (int e = lane; e < DV; e += 32) {
-          const float g = element<false>(d.z, token * Z_WIDTH + head * DV + e), w = sigmoid(g);
+          const float g = element<false>(d.z, token * X_WIDTH + head * DV + e), w = sigmoid(g);
           const float v = rounded(line[e]) * f * d.gain[e];
           ((bf16*)d.y)[token * HV * DV + head * DV + e] = __float2bfloat16(v * (SILU ? g * w : w));
         }

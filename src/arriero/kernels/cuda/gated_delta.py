@@ -19,6 +19,9 @@ TILE = 32
 SLICE = 32
 """Rows of a state that a block of `scan` keeps."""
 
+Gates = tuple[mx.array, int]
+"""Rows, and where b begins in them, which a follows."""
+
 State = tuple[mx.array, mx.array]
 """A tail `[1, taps − 1, channels]` and a state `[1, heads, width, key_dim]`."""
 
@@ -70,7 +73,7 @@ def kernel(spans: int, rows: int, tile: int, key_dim: int, whole: bool, stops: b
         name="gated_delta",
         inputs=(
             *("x", "gates", "rate", "bias", "table"),
-            *(("z", "taps", "gain") if whole else ()),
+            *(("taps", "gain") if whole else ()),
             *(name for group in groups for name in named(group[0], spans)),
         ),
         outputs=(
@@ -100,7 +103,7 @@ class Made:
 def scan(
     heads: Heads,
     x: mx.array,
-    gates: mx.array,
+    gates: Gates,
     *,
     rate: mx.array,
     bias: mx.array,
@@ -109,7 +112,7 @@ def scan(
     stops: Sequence[Sequence[int]],
     eps: float,
 ) -> Made:
-    """The rule over rows of q, k and v x `[T, channels]` and of b and a `[T, 2 · heads]`, of one type; y as x's rows.
+    """The rule over rows x of q, k and v, `[T, channels]`, with gates of their type, which y has, too.
 
     States are float32 `[…, heads, width, key_dim]`, and so are those that it gives; y is `[T, heads · width]`.
     """
@@ -124,7 +127,7 @@ def scan(
             _launch(
                 heads,
                 x if alone else x[rows],
-                gates if alone else gates[rows],
+                gates if alone else (gates[0][rows], gates[1]),
                 rate,
                 bias,
                 states[some],
@@ -154,8 +157,7 @@ def step(
     heads: Heads,
     around: Around,
     x: mx.array,
-    gates: mx.array,
-    z: mx.array,
+    gates: Gates,
     z_at: int,
     *,
     rate: mx.array,
@@ -167,7 +169,7 @@ def step(
 ) -> Made:
     """`gate(z) · norm(rule(silu(convolution(x))))` for few tokens of each span, bfloat16 `[T, heads · width]`.
 
-    Rows of x begin with the channels of q, k and v, those of z hold z from element `z_at` on. `held` are the spans'
+    Rows of x begin with the channels of q, k and v, and hold z from element `z_at` on. `held` are the spans'
     tails and states; the new ones have their form, with stops along the first axis.
     """
     parts: list[Made] = []
@@ -181,7 +183,7 @@ def step(
             _launch(
                 heads,
                 x if alone else x[rows],
-                gates if alone else gates[rows],
+                gates if alone else (gates[0][rows], gates[1]),
                 rate,
                 bias,
                 [state for _, state in held[some]],
@@ -189,7 +191,6 @@ def step(
                 tuple(tuple(wanted) for wanted in stops[some]),
                 eps,
                 around,
-                z if alone else z[rows],
                 z_at,
                 [tail for tail, _ in held[some]],
             )
@@ -201,7 +202,7 @@ def step(
 def _launch(
     heads: Heads,
     x: mx.array,
-    gates: mx.array,
+    gates: Gates,
     rate: mx.array,
     bias: mx.array,
     states: Sequence[mx.array],
@@ -209,7 +210,6 @@ def _launch(
     stops: tuple[tuple[int, ...], ...],
     eps: float,
     around: Around | None = None,
-    z: mx.array | None = None,
     z_at: int = 0,
     tails: Sequence[mx.array] = (),
 ) -> Made:
@@ -219,9 +219,9 @@ def _launch(
     tile = LONGEST if whole else TILE
     tile = next(size for size in (1, 4, 8, 16, tile) if size >= min(tile, max(lengths)))
     kept = any(stops)
-    inputs = [x, gates, rate, bias, table(lengths, stops)]
-    if around is not None and z is not None:
-        inputs += [z, around.taps, around.gain]
+    inputs = [x, gates[0], rate, bias, table(lengths, stops)]
+    if around is not None:
+        inputs += [around.taps, around.gain]
     inputs += filled(states, spans)
     shapes: list[tuple[int, ...]] = [(x.shape[0], heads.heads * heads.width)]
     groups: list[tuple[int, ...]] = [heads.state]
@@ -245,11 +245,10 @@ def _launch(
             "TILE": tile,
             "TAPS": 1 if around is None else around.taps.shape[0],
             "X_WIDTH": x.shape[1],
-            "Z_WIDTH": 0 if z is None else z.shape[1],
             "Z_AT": z_at,
-            "GATE_WIDTH": gates.shape[1],
-            "B_AT": 0,
-            "A_AT": heads.heads,
+            "GATE_WIDTH": gates[0].shape[1],
+            "B_AT": gates[1],
+            "A_AT": gates[1] + heads.heads,
             "READY": not whole,
             "WIDE": x.dtype == mx.float32,
             "SILU": around is not None and around.silu,

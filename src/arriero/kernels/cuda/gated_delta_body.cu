@@ -19,7 +19,7 @@ extern __shared__ char shared_[];
 #ifdef TAILS
   const bf16* const tails_[] = {EACH(const bf16, t)};
   bf16* const tail_ends_[] = {EACH(bf16, t_end)};
-  delta_.z = (const bf16*)z + Z_AT;
+  delta_.z = (const bf16*)x + Z_AT;
   delta_.taps = (const bf16*)taps;
   delta_.gain = gain;
   delta_.tail = tails_[blockIdx.z];
@@ -34,6 +34,6 @@ extern __shared__ char shared_[];
   delta_.tail_kept = tails_kept_[blockIdx.z];
 #endif
 #endif
-  arriero::delta<DK, DV, HK, HV, ROWS, TILE, TAPS, X_WIDTH, Z_WIDTH, GATE_WIDTH, READY, WIDE, SILU>(delta_, span_,
+  arriero::delta<DK, DV, HK, HV, ROWS, TILE, TAPS, X_WIDTH, GATE_WIDTH, READY, WIDE, SILU>(delta_, span_,
                                                                                                     shared_);
 }

@@ -9,6 +9,8 @@ import mlx.core as mx
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import GroupedAttention
+from arriero.model.layers.delta_net import GatedDeltaNet
+from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
 
@@ -30,7 +32,7 @@ class FeedForward(Protocol):
 class PreNormBlock:
     """`x += mixer(norm(x)); x += feed_forward(norm(x))`.
 
-    Grouped attention and gated networks take in the norm before them, and are one operation each then.
+    Attention, delta nets and gated networks take in the norm before them, and some are one operation then.
     """
 
     def __init__(self, mixer: Mixer, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm) -> None:
@@ -38,7 +40,7 @@ class PreNormBlock:
         self.feed_forward = feed_forward
         self.before: RMSNorm | None = before
         self.between = between
-        if isinstance(mixer, GroupedAttention):
+        if isinstance(mixer, GroupedAttention | GatedAttention | GatedDeltaNet):
             mixer.surround(before)
             self.before = None
         self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None

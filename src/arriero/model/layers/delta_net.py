@@ -9,14 +9,18 @@ from typing import Literal, Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels import device
 from arriero.kernels.activation import swiglu
-from arriero.kernels.gated_delta import gated_delta
+from arriero.kernels.cuda.gated_delta import Around, Heads
+from arriero.kernels.delta_part import DeltaPart
+from arriero.kernels.gated_delta import gated_delta_rows
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.spans import Carried, Stops
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.config import Fields
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.recurrent import recur
 from arriero.runner.caches.state import RecurrentCache
 
@@ -95,13 +99,35 @@ class GatedDeltaNet:
         qkv, z, b, a = inputs
         self.config = config
         self.dtype = dtype
-        self.qkv_z = FusedLinear([qkv, z])
-        self.b_a = FusedLinear([b, a])
+        self.inputs = [FusedLinear([qkv, z, b, a])] if device.native() is None else []
+        if not self.inputs or len(self.inputs[0].parts) > 1:
+            self.inputs = [FusedLinear([qkv, z]), FusedLinear([b, a])]
         self.taps = taps
         self.rate = rate
         self.bias = bias
         self.gain = gain
         self.out = out
+        self.surround()
+
+    def surround(self, before: RMSNorm | None = None) -> None:
+        """Take in the norm that stands before it: from now on calls include it."""
+        c = self.config
+        self.before = before
+        self.part = DeltaPart(
+            [matrix for inputs in self.inputs for matrix in inputs.matrices],
+            self.out.matrix,
+            self.heads,
+            Around(self.taps, self.gain, c.eps, c.gate == "silu"),
+            self.rate,
+            self.bias,
+            before=None if before is None else before.pair,
+        )
+
+    @property
+    def heads(self) -> Heads:
+        """As kernels take their numbers and widths."""
+        c = self.config
+        return Heads(c.key_heads, c.value_heads, c.key_dim, c.value_dim)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: DeltaNetConfig) -> Self:
@@ -132,18 +158,32 @@ class GatedDeltaNet:
         return RecurrentCache(c.taps - 1, c.channels, self.dtype, (c.value_heads, c.value_dim, c.key_dim))
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        caches: list[RecurrentCache] = batch.caches(slot)
+        lengths = [span.length for span in batch.spans]
+        if not self.part.fits(x.dtype, lengths):
+            return self._by_operations(x if self.before is None else self.before(x), batch, slot)
+        y, made = self.part(
+            x,
+            held=[(tail, state) for tail, state in (cache.get() for cache in caches)],
+            lengths=lengths,
+            stops=[cache.splits(length) for cache, length in zip(caches, lengths, strict=True)],
+        )
+        for i, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
+            states = zip(made.interior_tails[i], made.interior[i], strict=True)
+            cache.put([*states, (made.tails[i], made.ends[i])], length, alone=True)
+        return y
+
+    def _by_operations(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        """The same behind its norm, one operation after another."""
         c = self.config
-        qkv, z = self.qkv_z(x)
-        b, a = self.b_a(x)
+        qkv, z, gates, gates_at = self._project(x)
 
         def rule(mixed: mx.array, *, states: Sequence[mx.array], lengths: Sequence[int], stops: Stops) -> Carried:
-            q, k, v = mx.split(mixed, [c.key_width, 2 * c.key_width], axis=-1)
-            return gated_delta(
-                q.reshape(-1, c.key_heads, c.key_dim),
-                k.reshape(-1, c.key_heads, c.key_dim),
-                v.reshape(-1, c.value_heads, c.value_dim),
-                a,
-                b,
+            return gated_delta_rows(
+                mixed,
+                gates,
+                self.heads,
+                gates_at=gates_at,
                 rate=self.rate,
                 bias=self.bias,
                 states=states,
@@ -156,6 +196,18 @@ class GatedDeltaNet:
         z = z.reshape(normed.shape).astype(mx.float32)
         gated = swiglu(z, normed) if c.gate == "silu" else mx.sigmoid(z) * normed
         return self.out(gated.astype(x.dtype).reshape(-1, c.value_width))
+
+    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, int]:
+        """q, k and v together, z, rows that hold b and a, and where b begins in them."""
+        c = self.config
+        rows = [matrix(x) for matrix in self.part.inputs]
+        if len(self.inputs) == 1:
+            edges = [c.channels, c.channels + c.value_width]
+            qkv, z, _ = mx.split(rows[0], edges, axis=-1)
+            return qkv, z, rows[0], edges[1]
+        qkv, z = rows[:2] if len(self.inputs[0].parts) == 2 else mx.split(rows[0], [c.channels], axis=-1)
+        gates = rows[-1] if len(self.inputs[1].parts) == 1 else mx.concatenate(rows[-2:], axis=-1)
+        return qkv, z, gates, 0
 
 
 def load_inputs(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: DeltaNetConfig) -> list[Linear]:

@@ -7,9 +7,12 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.kernels.activation import sigmoid_gate
+from arriero.kernels.attention_part import NotReplayable
+from arriero.kernels.cuda.attention import REPLAYED
+from arriero.kernels.gated_attention_part import GatedAttentionPart
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
-from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.attention import AttentionConfig, attend, spans
 from arriero.model.layers.linear import FusedLinear, Linear
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.qwen_files import load_norm
@@ -43,6 +46,23 @@ class GatedAttention:
         self.out = out
         self.query_norm = query_norm
         self.key_norm = key_norm
+        self.surround()
+
+    def surround(self, before: RMSNorm | None = None) -> None:
+        """Take in the norm that stands before it: from now on calls include it."""
+        c = self.config
+        self.before = before
+        self.part = GatedAttentionPart(
+            self.qkv.matrices,
+            self.out.matrix,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            c.scale,
+            self.query_norm.pair,
+            self.key_norm.pair,
+            before=None if before is None else before.pair,
+        )
 
     @classmethod
     def load(
@@ -82,6 +102,29 @@ class GatedAttention:
         return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        lengths, positions = spans(batch)
+        angles = self.rope.angles(batch)
+        if self.rope.interleaved or not self.part.fits(x.dtype, lengths, angles):
+            if REPLAYED in batch.memo:
+                raise NotReplayable("gated attention of plain operations has its positions in its shapes")
+            return self._by_operations(x if self.before is None else self.before(x), batch, slot)
+        caches = batch.caches(slot)
+        held = [cache.reserve(length) for cache, length in zip(caches, lengths, strict=True)]
+        y, filled = self.part(
+            x,
+            angles,
+            [buffer for keys, values, _ in held for buffer in (keys, values)],
+            lengths=lengths,
+            positions=positions,
+            bases=[base for _, _, base in held],
+            memo=batch.memo,
+        )
+        for i, (length, cache) in enumerate(zip(lengths, caches, strict=True)):
+            cache.commit(filled[2 * i], filled[2 * i + 1], length)
+        return y
+
+    def _by_operations(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        """The same behind its norm, one operation after another."""
         c = self.config
         query_gate, k, v = self.qkv(x)
         q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)

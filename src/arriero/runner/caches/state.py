@@ -59,12 +59,13 @@ class WholeState(WholeCache[StateSnapshot]):
         """Numbers of tokens, ascending, each in `(0, length)`, after which `put` wants a state besides the last."""
         return self._schedule.interior(self._offset, length) if self._schedule else []
 
-    def put(self, states: Sequence[Sequence[mx.array]], length: int) -> None:
+    def put(self, states: Sequence[Sequence[mx.array]], length: int, *, alone: bool = False) -> None:
         """Advance by `length` positions: one state per split and the one at the end, in order.
 
         States may be slices of a larger array. They are copied when that array is as long as a prompt; a state for
-        every single token (a verification) stays as it is, since most are dropped at once. Raises ValueError for a
-        wrong number of states, and for a part of another shape or dtype.
+        every single token (a verification) stays as it is, since most are dropped at once. With `alone` the last one
+        has memory of its own already. Raises ValueError for a wrong number of states, and for a part of another shape
+        or dtype.
         """
         splits = self.splits(length)
         if length < 1 or len(states) != len(splits) + 1:
@@ -75,7 +76,8 @@ class WholeState(WholeCache[StateSnapshot]):
         for state in states:
             self._check(state)
         every_token = len(states) == length
-        kept = [tuple(state) if every_token else copies(state) for state in states]
+        kept = [tuple(state) if every_token else copies(state) for state in states[:-1]]
+        kept.append(tuple(states[-1]) if every_token or alone else copies(states[-1]))
         self._compact = not every_token
         base = self._offset
         for split, arrays in zip(splits, kept, strict=False):
@@ -83,6 +85,7 @@ class WholeState(WholeCache[StateSnapshot]):
             self._offset = base + split
             self._schedule.cross(self._offset, self._capture)
         self._arrays = kept[-1]
+        self._compact = alone or not every_token
         self._offset = base + length
         if self._schedule:
             self._schedule.cross(self._offset, self._capture)
