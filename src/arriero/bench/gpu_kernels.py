@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.bench.gpu_clock import device_seconds
 from arriero.bench.gpu_models import random_weight
+from arriero.bench.gpu_shapes import tensor_bytes
 from arriero.kernels import device
 from arriero.kernels.cuda import attention, experts
 from arriero.kernels.cuda.gpu import Gpu
@@ -31,6 +33,16 @@ MODES = {
 }
 """Formats by the names that tables have."""
 
+FEW_ROWS = [(8192, 8192), (24576, 4096), (4096, 12288), (151936, 4096)]
+"""Rows and columns of matrices: a square one, and three of Qwen3-8B."""
+PROMPTS = (8192, 8192)
+EXPERTS = 128
+BANKS = [(1536, 2048), (2048, 768)]
+"""Of an expert of Qwen3-30B-A3B: gate and up, and down, of which each chosen row is another."""
+CONTEXTS = (2048, 16384)
+
+LEAST = 8
+"""Matrices of one measurement."""
 STREAMED = 2 << 30
 """Bytes of different weights in one measurement: many times what caches hold."""
 
@@ -87,36 +99,36 @@ def product_rate(size: int) -> float:
 
 def few_rows(gpu: Gpu, copy: float) -> Iterator[Measured]:
     """Products of 1 and 8 rows."""
-    shapes = [(8192, 8192), (24576, 4096), (4096, 12288), (151936, 4096)]
     for name, how in MODES.items():
-        for out, width in shapes if name == "nvfp4" else shapes[:1]:
-            bank = weights((out, width), how)
+        for shape in FEW_ROWS if name == "nvfp4" else FEW_ROWS[:1]:
+            bank = weights(shape, how)
+            plain = 8 if name == "nvfp4" and shape == FEW_ROWS[0] else 0
             for rows in (1, 8):
-                yield _product(name, bank, rows, 8 if name == "nvfp4" and out == width else 0, copy, "GB/s")
+                yield _product(name, bank, rows, plain, copy, "GB/s")
             del bank
 
 
 def prompts(gpu: Gpu, copy: float) -> Iterator[Measured]:
     """Products of many rows."""
     for name in ("nvfp4", "mxfp8", "int4"):
-        bank = weights((8192, 8192), MODES[name])[:8]
+        bank = weights(PROMPTS, MODES[name])[:8]
         for rows in (64, 512, 2048):
-            yield _product(name, bank, rows, 2 if name == "nvfp4" else 0, _dense_rate(rows, 8192), "TFLOP/s")
+            yield _product(name, bank, rows, 2 if name == "nvfp4" else 0, _dense_rate(rows, PROMPTS), "TFLOP/s")
         del bank
 
 
-def _dense_rate(rows: int, size: int) -> float:
+def _dense_rate(rows: int, shape: tuple[int, int]) -> float:
     """Operations a second of the same product with a bfloat16 matrix."""
-    dense = [mx.random.normal((size, size)).astype(mx.bfloat16) for _ in range(8)]
-    x = mx.random.normal((rows, size)).astype(mx.bfloat16)
+    dense = [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(8)]
+    x = mx.random.normal((rows, shape[1])).astype(mx.bfloat16)
     mx.eval(dense, x)
-    return 2 * rows * size**2 / device_seconds(compiled(lambda i: x @ dense[i].T, 8), 8)
+    return 2 * rows * shape[0] * shape[1] / device_seconds(compiled(lambda i: x @ dense[i].T, 8), 8)
 
 
 def rows_of_experts(gpu: Gpu, copy: float) -> Iterator[Measured]:
     """Gate and up, and down, of 8 experts of 128, for one row and for eight."""
-    for out, width, spread in ((1536, 2048, False), (2048, 768, True)):
-        bank = weights((128, out, width), MODES["nvfp4"])
+    for shape, spread in zip(BANKS, (False, True), strict=True):
+        bank = weights((EXPERTS, *shape), MODES["nvfp4"])
         for rows in (1, 8):
             yield _experts(gpu, bank, rows, spread, copy)
         del bank
@@ -124,7 +136,7 @@ def rows_of_experts(gpu: Gpu, copy: float) -> Iterator[Measured]:
 
 def _experts(gpu: Gpu, bank: Sequence[Weight], rows: int, spread: bool, copy: float) -> Measured:
     _, out, width = bank[0].shape
-    chosen = mx.argsort(mx.random.uniform(shape=(rows, 128)), axis=-1)[:, :8].astype(mx.uint32)
+    chosen = mx.argsort(mx.random.uniform(shape=(rows, EXPERTS)), axis=-1)[:, :8].astype(mx.uint32)
     x = mx.random.normal((rows * 8 if spread else rows, width)).astype(mx.bfloat16)
     indices = chosen.reshape(-1) if spread else chosen
     mx.eval(x, indices)
@@ -142,13 +154,13 @@ def _experts(gpu: Gpu, bank: Sequence[Weight], rows: int, spread: bool, copy: fl
         assert w.scales is not None
         return gather_graph(x, w.data, w.scales, indices=indices, global_scale=w.global_scale, **how)
 
-    # Eight rows of eight experts each choose some of them twice; every choice is counted.
-    read = rows * 8 * (out * width // 2 + out * width // 16)
+    # Rows choose some experts that others chose, which need be read only once.
+    read = len(np.unique(np.array(chosen))) * tensor_bytes((out, width), MODES["nvfp4"])
     spent = device_seconds(compiled(ours, len(bank)), len(bank))
     few = min(8, len(bank))
     return Measured(
         "experts nvfp4",
-        f"8 of 128, {out} × {width}",
+        f"8 of {EXPERTS}, {out} × {width}",
         rows,
         spent,
         device_seconds(compiled(plain, few), few),
@@ -161,7 +173,7 @@ def _experts(gpu: Gpu, bank: Sequence[Weight], rows: int, spread: bool, copy: fl
 def decode_attention(gpu: Gpu, copy: float) -> Iterator[Measured]:
     """One row and eight rows with caches of their own, and eight tokens of one row, as Qwen3-8B has them."""
     for rows, tokens in ((1, 1), (8, 1), (1, 8)):
-        for context in (2048, 16384):
+        for context in CONTEXTS:
             yield _attention(gpu, rows, tokens, context, copy)
 
 
@@ -218,7 +230,7 @@ def weights(shape: tuple[int, ...], how: Quantization) -> list[Weight]:
     """Different matrices of one shape, `STREAMED` bytes together."""
     first = random_weight(shape, how)
     mx.eval(first.data)
-    count = max(8, min(64, STREAMED // first.data.nbytes))
+    count = max(LEAST, min(64, STREAMED // first.data.nbytes))
     made = [first, *(random_weight(shape, how) for _ in range(count - 1))]
     for weight in made:
         mx.eval([part for part in (weight.data, weight.scales, weight.biases, weight.global_scale) if part is not None])
