@@ -29,10 +29,10 @@ GOLDENS = Path(tests.model.__file__).parent / "goldens"
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen4_exp", {"attention", "topk", "gated_delta", "depthwise_conv"}),  # attention over listed blocks
-        ("qwen3_5", {"attention", "gated_delta", "depthwise_conv"}),
-        ("gpt_oss_mxfp4", {"attention", "topk", "product"}),  # sinks, window, experts
-        ("gemma2", {"attention"}),  # soft cap, window
+        ("qwen4_exp", {"attention", "topk", "gated_delta", "depthwise_conv", "heads"}),  # attention over listed blocks
+        ("qwen3_5", {"attention", "gated_delta", "depthwise_conv", "heads"}),
+        ("gpt_oss_mxfp4", {"attention", "topk", "product", "heads"}),  # sinks, window, experts
+        ("gemma2", {"attention", "heads"}),  # soft cap, window
     ],
 )
 def test_logits_of_chunks_and_steps_are_those_of_the_reference(
@@ -49,6 +49,6 @@ def test_packed_matrices_give_what_their_values_give(calls: Counter[str]) -> Non
     packed = MemoryCheckpoint.golden(GOLDENS / "qwen3").quantized(Quantization("mxfp8", 8, 32), ".weight")
     ids = list(range(3, 20))
     made = chunked(load_model(packed.typed(), mx.float32), ids, (9, 1))
-    assert set(calls) == {"attention", "product", "rows"}
+    assert set(calls) == {"attention", "product", "rows", "heads"}
     want = chunked(load_model(packed.dequantized().typed(), mx.float32), ids, (9, 1))
     np.testing.assert_allclose(made, want, rtol=0, atol=2e-4)

@@ -100,7 +100,7 @@ def test_the_attention_half_has_its_norm_in_its_products(
         return [y, *filled]
 
     made = run(dtype)
-    assert calls == {"product": len(qkv) + 1, "attention": 1}
+    assert calls == {"product": len(qkv) + 1, "attention": 1}  # neither norms nor angles of heads
     for ours, exact in zip(made, plain(monkeypatch, lambda: run(mx.float32)), strict=True):
         assert ours.dtype == dtype
         assert error(ours, exact) <= LIMIT[dtype]

@@ -16,7 +16,7 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
 from arriero.kernels.matrix import Matrix, divided, products
 from arriero.kernels.rms_norm import rms_norm
-from arriero.kernels.rope import rope
+from arriero.kernels.rope import normed_rope
 
 __all__ = ["AttentionPart", "Norm", "NotReplayable"]
 
@@ -150,12 +150,8 @@ class AttentionPart:
         size = self.head_dim
         widths = [self.heads * size, self.kv_heads * size, self.kv_heads * size]
         q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in self._heads(x, widths))
-        if self.query_norm is not None:
-            q = rms_norm(q, *self.query_norm)
-        if self.key_norm is not None:
-            k = rms_norm(k, *self.key_norm)
-        if angles is not None:
-            q, k = (rope(heads, angles, interleaved=self.interleaved) for heads in (q, k))
+        q = normed_rope(q, self.query_norm, angles, interleaved=self.interleaved)
+        k = normed_rope(k, self.key_norm, angles, interleaved=self.interleaved)
         # One transposition for all rows; a row that is alone needs no slice.
         new = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
         filled: list[mx.array] = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.metal import heads as metal
+from arriero.kernels.metal.product import Norm
+from arriero.kernels.rms_norm import rms_norm
 
 
 def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:
@@ -16,7 +19,18 @@ def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array
     native = device.native()
     if native is not None:
         return native.rope(x, table, interleaved=interleaved)
+    if device.metal() and metal.takes(x, None, table):
+        return metal.turned(x, None, table, interleaved=interleaved)
     return graph(x, table, interleaved=interleaved)
+
+
+def normed_rope(x: mx.array, norm: Norm | None, table: mx.array | None, *, interleaved: bool = False) -> mx.array:
+    """`rope` of the `rms_norm` of heads x `[T, heads, D]`; either may be missing."""
+    if device.metal() and metal.takes(x, norm, table):
+        return metal.turned(x, norm, table, interleaved=interleaved)
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    return x if table is None else rope(x, table, interleaved=interleaved)
 
 
 def graph(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:
