@@ -19,44 +19,52 @@ struct Group {
 
 constexpr float NOTHING = -1e30f;
 
-// One warp, one head: norm, gain, rotation of pairs (i, i + D/2), to bfloat16.
-template <int D, bool NORM, bool WIDE_GAIN, bool ROTATE>
-__device__ __forceinline__ void prepare(const bf16* from, const void* gain, const float* angles, float eps, bf16* to) {
-  constexpr int PER = D / 64;
-  const int lane = threadIdx.x & 31;
-  float a[PER], b[PER], squares = 0.f;
+// A head as one warp holds it: pairs (i, i + D/2).
+template <int D>
+struct Head {
+  static constexpr int PER = D / 64;
+  float a[PER], b[PER];
+  __device__ __forceinline__ void load(const bf16* from) {
+    const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int e = 0; e < PER; ++e) {
-    int i = lane * PER + e;
-    a[e] = __bfloat162float(from[i]);
-    b[e] = __bfloat162float(from[i + D / 2]);
-    squares += a[e] * a[e] + b[e] * b[e];
+    for (int e = 0; e < PER; ++e) {
+      a[e] = __bfloat162float(from[lane * PER + e]);
+      b[e] = __bfloat162float(from[lane * PER + e + D / 2]);
+    }
   }
-  if (NORM) {
-    float r = rsqrtf(warp_sum(squares) / D + eps);
+  // Norm, gain, rotation of the pairs, to bfloat16.
+  template <bool NORM, bool WIDE_GAIN, bool ROTATE>
+  __device__ __forceinline__ void finish(const void* gain, const float* angles, float eps, bf16* to) {
+    const int lane = threadIdx.x & 31;
+    float squares = 0.f;
+#pragma unroll
+    for (int e = 0; e < PER; ++e) squares += a[e] * a[e] + b[e] * b[e];
+    if (NORM) {
+      float r = rsqrtf(warp_sum(squares) / D + eps);
+#pragma unroll
+      for (int e = 0; e < PER; ++e) {
+        int i = lane * PER + e;
+        float ga = WIDE_GAIN ? ((const float*)gain)[i] : __bfloat162float(((const bf16*)gain)[i]);
+        float gb = WIDE_GAIN ? ((const float*)gain)[i + D / 2] : __bfloat162float(((const bf16*)gain)[i + D / 2]);
+        // The graph rounds here, too.
+        a[e] = __bfloat162float(__float2bfloat16(a[e] * r * ga));
+        b[e] = __bfloat162float(__float2bfloat16(b[e] * r * gb));
+      }
+    }
 #pragma unroll
     for (int e = 0; e < PER; ++e) {
       int i = lane * PER + e;
-      float ga = WIDE_GAIN ? ((const float*)gain)[i] : __bfloat162float(((const bf16*)gain)[i]);
-      float gb = WIDE_GAIN ? ((const float*)gain)[i + D / 2] : __bfloat162float(((const bf16*)gain)[i + D / 2]);
-      // The graph rounds here, too.
-      a[e] = __bfloat162float(__float2bfloat16(a[e] * r * ga));
-      b[e] = __bfloat162float(__float2bfloat16(b[e] * r * gb));
+      float x = a[e], y = b[e];
+      if (ROTATE) {
+        float2 turn = ((const float2*)angles)[i];
+        x = a[e] * turn.x - b[e] * turn.y;
+        y = b[e] * turn.x + a[e] * turn.y;
+      }
+      to[i] = __float2bfloat16(x);
+      to[i + D / 2] = __float2bfloat16(y);
     }
   }
-#pragma unroll
-  for (int e = 0; e < PER; ++e) {
-    int i = lane * PER + e;
-    float x = a[e], y = b[e];
-    if (ROTATE) {
-      float2 turn = ((const float2*)angles)[i];
-      x = a[e] * turn.x - b[e] * turn.y;
-      y = b[e] * turn.x + a[e] * turn.y;
-    }
-    to[i] = __float2bfloat16(x);
-    to[i + D / 2] = __float2bfloat16(y);
-  }
-}
+};
 
 template <int D, int HEADS, int PER_HEAD, int TOKENS, int SPLITS, int WINDOW, bool CAPPED, bool NORM_Q, bool NORM_K,
           bool WIDE_GAIN, bool ROTATE>
@@ -83,52 +91,73 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
   const int lo = begin + split * chunk, hi = min(lo + chunk, end);
   const int lines = g.count * PER_HEAD;
 
+  const int slice = warp >> 2, quarter = warp & 3, line0 = slice * 16 + gid, line1 = line0 + 8;
+  uint4 kf[2][C], vf[4][V];
+  auto load_keys = [&](int kb, uint4 (*k)[C], uint4 (*v)[V]) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const bf16* p = K + (size_t)min(kb + 8 * j + gid, hi - 1) * D + 8 * t;
+#pragma unroll
+      for (int c = 0; c < C; ++c) k[j][c] = *(const uint4*)(p + 32 * c);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bf16* p = values_of_head + (size_t)min(kb + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1) * D + 8 * gid;
+#pragma unroll
+      for (int c = 0; c < V; ++c) v[j][c] = *(const uint4*)(p + 64 * c);
+    }
+  };
+  // The first keys are on their way while heads are made ready; what this block is about to write is read later.
+  const int first_key = lo + 16 * quarter;
+  constexpr bool TWICE = D <= 128;  // registers hold more keys than those at work
+  const bool early = TWICE && first_key < hi && first_key + 16 <= g.fresh_place;
+  if (early) load_keys(first_key, kf, vf);
+
   if (lo < hi) {
-    for (int r = warp; r < PADDED; r += THREADS / 32) {
+    constexpr int ALL = THREADS / 32;
+    const int fresh = end - g.fresh_place;
+    auto query_of = [&](int r) {
+      return qkv + (size_t)(g.query + r / PER_HEAD) * WIDTH + (head * PER_HEAD + r % PER_HEAD) * D;
+    };
+    auto key_of = [&](int i) { return qkv + (size_t)(g.fresh + i) * WIDTH + QUERIES + head * D; };
+    auto mine_to_write = [&](int i) { return g.fresh_place + i >= lo && g.fresh_place + i < hi; };
+    // The last warps take the new keys first, since the lines may be too few for them.
+    Head<D> query, key;
+    int r = warp, i = ALL - 1 - warp;
+    if (r < lines) query.load(query_of(r));
+    if (i < fresh && mine_to_write(i)) key.load(key_of(i));
+    for (; r < PADDED; r += ALL) {
       if (r < lines) {
-        int token = g.query + r / PER_HEAD;
-        prepare<D, NORM_Q, WIDE_GAIN, ROTATE>(qkv + (size_t)token * WIDTH + (head * PER_HEAD + r % PER_HEAD) * D, q_gain,
-                                              angles + (size_t)token * D, q_eps, qs + r * D);
+        if (r != warp) query.load(query_of(r));
+        query.template finish<NORM_Q, WIDE_GAIN, ROTATE>(q_gain, angles + (size_t)(g.query + r / PER_HEAD) * D, q_eps,
+                                                         qs + r * D);
       } else {
-        for (int i = lane; i < D; i += 32) qs[r * D + i] = __float2bfloat16(0.f);
+        for (int e = lane; e < D; e += 32) qs[r * D + e] = __float2bfloat16(0.f);
       }
     }
     // Groups of one row may write the same places, with the same bits.
-    const int fresh = end - g.fresh_place;
-    for (int i = warp; i < fresh; i += THREADS / 32) {
-      int place = g.fresh_place + i;
-      if (place >= lo && place < hi) {
-        const bf16* line = qkv + (size_t)(g.fresh + i) * WIDTH + QUERIES + head * D;
-        prepare<D, NORM_K, WIDE_GAIN, ROTATE>(line, k_gain, angles + (size_t)(g.fresh + i) * D, k_eps,
-                                              K + (size_t)place * D);
-        const u32* v = (const u32*)(line + HEADS * D);
-        for (int e = lane; e < D / 2; e += 32) ((u32*)(values_of_head + (size_t)place * D))[e] = v[e];
-      }
+    for (; i < fresh; i += ALL) {
+      if (!mine_to_write(i)) continue;
+      const size_t place = (size_t)(g.fresh_place + i) * D;
+      const u32* v = (const u32*)(key_of(i) + HEADS * D);
+      for (int e = lane; e < D / 2; e += 32) ((u32*)(values_of_head + place))[e] = v[e];
+      if (i != ALL - 1 - warp) key.load(key_of(i));
+      key.template finish<NORM_K, WIDE_GAIN, ROTATE>(k_gain, angles + (size_t)(g.fresh + i) * D, k_eps, K + place);
     }
   }
   __syncthreads();
 
-  const int slice = warp >> 2, quarter = warp & 3, line0 = slice * 16 + gid, line1 = line0 + 8;
   float o[D / 8][4], m0 = NOTHING, m1 = NOTHING, l0 = 0.f, l1 = 0.f;
 #pragma unroll
   for (int i = 0; i < D / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
   if (lo < hi) {
     const float log2e = 1.4426950408889634f;
     const int limit0 = g.place + line0 / PER_HEAD, limit1 = g.place + line1 / PER_HEAD;
-    for (int kb = lo + 16 * quarter; kb < hi; kb += 64) {
-      uint4 kf[2][C], vf[4][V];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const bf16* p = K + (size_t)min(kb + 8 * j + gid, hi - 1) * D + 8 * t;
-#pragma unroll
-        for (int c = 0; c < C; ++c) kf[j][c] = *(const uint4*)(p + 32 * c);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const bf16* p = values_of_head + (size_t)min(kb + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1) * D + 8 * gid;
-#pragma unroll
-        for (int c = 0; c < V; ++c) vf[j][c] = *(const uint4*)(p + 64 * c);
-      }
+    if (TWICE && !early && first_key < hi) load_keys(first_key, kf, vf);
+    for (int kb = first_key; kb < hi; kb += 64) {
+      if (!TWICE) load_keys(kb, kf, vf);
+      uint4 kn[2][C], vn[4][V];
+      if (TWICE && kb + 64 < hi) load_keys(kb + 64, kn, vn);
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
@@ -189,6 +218,16 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
           mma(o[c * 8 + j], a0, a1, a2, a3, permute(v0[j >> 1], v1[j >> 1], half), permute(v2[j >> 1], v3[j >> 1], half));
         }
       }
+      if (TWICE && kb + 64 < hi) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+          for (int c = 0; c < C; ++c) kf[j][c] = kn[j][c];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int c = 0; c < V; ++c) vf[j][c] = vn[j][c];
+      }
     }
     l0 += __shfl_xor_sync(~0u, l0, 1);
     l0 += __shfl_xor_sync(~0u, l0, 2);
@@ -241,15 +280,19 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     float m = NOTHING, l = 0.f;
     float4 a = make_float4(0, 0, 0, 0);
     float2 of[SPLITS];
+    float4 part[SPLITS];
 #pragma unroll
     for (int k = 0; k < SPLITS; ++k) {
-      of[k] = __ldcg((const float2*)(mine + ((size_t)k * LINES + r) * STRIDE + D));
-      m = fmaxf(m, of[k].x);
+      const float* from = mine + ((size_t)k * LINES + r) * STRIDE;
+      of[k] = __ldcg((const float2*)(from + D));
+      part[k] = __ldcg((const float4*)(from + d));
     }
+#pragma unroll
+    for (int k = 0; k < SPLITS; ++k) m = fmaxf(m, of[k].x);
 #pragma unroll
     for (int k = 0; k < SPLITS; ++k) {
       float f = exp2f(of[k].x - m);
-      float4 v = __ldcg((const float4*)(mine + ((size_t)k * LINES + r) * STRIDE + d));
+      float4 v = part[k];
       l += f * of[k].y;
       a.x += f * v.x, a.y += f * v.y, a.z += f * v.z, a.w += f * v.w;
     }
