@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from arriero.bench import gpu
+from arriero.bench import gpu, gpu_flash_next
 from arriero.bench.gpu import ModelRun, Report, Shares
 from arriero.bench.gpu_drafts import Rounds
+from arriero.bench.gpu_flash_next import Chunk, FlashNext
 from arriero.bench.gpu_kernels import Measured
 from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Decoding
@@ -45,6 +46,21 @@ REPORT = Report(
         ),
     },
     {"Qwen3-8B": [Speed(500, 8, 9000.0, 210.0, 1500.0, 0.05, 0.01, 209.0)]},
+    FlashNext(
+        48,
+        70 << 30,
+        28 << 30,
+        4e9,
+        1440,
+        0.01,
+        65536,
+        61440,
+        10.0,
+        2 << 30,
+        0.02,
+        Chunk(0.5, 1 << 30),
+        Chunk(2.5, 9 << 30),
+    ),
 )
 
 
@@ -69,7 +85,7 @@ def test_without_a_gpu_it_says_that_nothing_was_measured(monkeypatch: pytest.Mon
 
 def test_a_shape_that_is_not_known_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "cuda", lambda: None)
-    known = "Qwen3-8B, Qwen3-30B-A3B, Qwen3.5-35B-A3B, Qwen3.8-27B, Gemma-4-31B, and kernels"
+    known = "Qwen3-8B, Qwen3-30B-A3B, Qwen3.5-35B-A3B, Qwen3.8-27B, Gemma-4-31B, Flash-Next, and kernels"
     with pytest.raises(UnsupportedFeature, match=f"no shape 'Llama-9' to measure; there are {known}"):
         gpu.measure(["Llama-9"])
 
@@ -97,6 +113,28 @@ def test_its_table_has_models_beside_mlx_lm_and_the_limit() -> None:
     assert line_of(shown, "prompt of 4096") == ["205", "ms", "20000", "×", "4.00"]
     assert line_of(shown, "round of 7 drafts, 5 right") == ["4.00", "ms", "1500", "(plain", "500)"]
     assert "mlx-lm is not installed" in shown
+
+
+@pytest.mark.usefixtures("measured")
+def test_its_table_has_flash_next_with_and_without_the_kernels() -> None:
+    shown = CliRunner().invoke(cli, ["bench", "gpu", "Flash-Next"], catch_exceptions=False).output
+    assert line_of(shown, "prompt, 61440 of 65536 tokens")[:3] == ["10000", "ms", "6144"]
+    assert line_of(shown, "its last chunk")[:2] == ["500", "ms"]
+    assert line_of(shown, "the same by plain MLX")[:2] == ["2500", "ms"]
+
+
+@pytest.mark.parametrize("name", ["Flash-Next", "kernels"])
+def test_what_is_not_served_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"{name} is not measured through the server; Qwen3-8B"):
+        gpu.measure([name], through_server=True)
+
+
+def test_flash_next_gets_the_layers_and_the_table_that_fit() -> None:
+    assert gpu.fitting(130 << 30, 120 << 30) == (48, 20_000_000)
+    layers, ngrams = gpu.fitting(24 << 30, 16 << 30)
+    assert layers % 4 == 0
+    assert gpu_flash_next.weight_bytes(layers) < 0.8 * (24 << 30) < gpu_flash_next.weight_bytes(layers + 4)
+    assert gpu_flash_next.table_bytes(ngrams) == pytest.approx(0.6 * (16 << 30), rel=1e-4)
 
 
 @pytest.mark.usefixtures("measured")

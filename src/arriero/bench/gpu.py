@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import psutil
 
-from arriero.bench import gpu_mlx_lm
+from arriero.bench import gpu_flash_next, gpu_mlx_lm
 from arriero.bench.gpu_drafts import Rounds, with_draft
+from arriero.bench.gpu_flash_next import FlashNext
 from arriero.bench.gpu_kernels import MODES, Measured, copy_rate, every_kernel, product_rate
 from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Decoding, decoding, random_model, verifying
@@ -22,6 +24,10 @@ from arriero.kernels import device
 
 KERNELS = "kernels"
 """In the place of a shape: the kernels, one by one."""
+FLASH_NEXT = "Flash-Next"
+"""Qwen3.8 Flash Next, of which as many layers are made as fit; measured by `gpu_flash_next`."""
+ROOM = 0.8, 0.6
+"""Parts of the device's memory and of the host's free memory that its weights and its table may take."""
 CONTEXT, PROMPT, DRAFTED = 512, 4096, 8
 """Tokens held while rows decode, of the prompt whose reading is timed, and of a forward that verifies drafts."""
 
@@ -71,6 +77,7 @@ class Report:
     models: dict[str, ModelRun] = field(default_factory=dict)
     served: dict[str, list[Speed]] = field(default_factory=dict)
     """Through server, runner and stream."""
+    flash_next: FlashNext | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -78,17 +85,20 @@ class Report:
 
 
 def measure(names: Sequence[str], tell: Callable[[str], object] = str, *, through_server: bool = False) -> Report:
-    """Measure the kernels (`KERNELS`) and the models of these names in `CONFIGS`; without names the kernels.
+    """Measure the kernels (`KERNELS`), the models of these names in `CONFIGS`, `FLASH_NEXT`; without names the kernels.
 
-    `through_server` measures the models as clients see them instead. UnsupportedFeature for an unknown name, and where
-    there is no GPU that the kernels work on; `tell` hears what is being done.
+    `through_server` measures the models as clients see them instead. UnsupportedFeature for an unknown name, for one
+    that is not served, and where there is no GPU that the kernels work on; `tell` hears what is being done.
     """
     names = list(names) or [KERNELS]
-    unknown = [name for name in names if name not in CONFIGS and name != KERNELS]
-    if unknown:
-        raise UnsupportedFeature(
-            f"there is no shape '{unknown[0]}' to measure; there are {', '.join(CONFIGS)}, and {KERNELS}"
-        )
+    others = [FLASH_NEXT, KERNELS]
+    for name in names:
+        if name not in [*CONFIGS, *others]:
+            raise UnsupportedFeature(
+                f"there is no shape '{name}' to measure; there are {', '.join([*CONFIGS, *others[:-1]])}, and {KERNELS}"
+            )
+        if through_server and name not in CONFIGS:
+            raise UnsupportedFeature(f"{name} is not measured through the server; {', '.join(CONFIGS)} are")
     if device.cuda() is None:
         raise UnsupportedFeature("there is no NVIDIA GPU here that arriero's kernels work on, so nothing was measured")
     tell("copy and bfloat16 products")
@@ -97,6 +107,9 @@ def measure(names: Sequence[str], tell: Callable[[str], object] = str, *, throug
     for name in names:
         if name == KERNELS:
             report.kernels += every_kernel(report.copy, tell)
+        elif name == FLASH_NEXT:
+            layers, ngrams = fitting(mx.get_memory_limit(), psutil.virtual_memory().available)
+            report.flash_next = gpu_flash_next.measure(layers, ngrams=ngrams, tell=tell)
         elif through_server:
             tell(f"{name}, served")
             report.served[name] = served(CONFIGS[name], MODES["nvfp4"])
@@ -136,6 +149,16 @@ def model_run(name: str, copy: float, tell: Callable[[str], object]) -> ModelRun
 
     shares = Shares(share(1, one.step), share(8, eight.step), share(1, verify, DRAFTED))
     return ModelRun(one, eight, prompt, verify, single, shares, peak, beside, drafts)
+
+
+def fitting(device_bytes: int, host_bytes: int) -> tuple[int, int]:
+    """Layers of Flash Next that the device's memory takes, by fours, and n-grams of each head that the host's does."""
+    on_device, on_host = ROOM
+    layers = gpu_flash_next.LAYERS
+    while layers > 4 and gpu_flash_next.weight_bytes(layers) > on_device * device_bytes:
+        layers -= 4
+    row = gpu_flash_next.table_bytes(1)
+    return layers, min(gpu_flash_next.TEXT["ngram_vocab_size_base"], int(on_host * host_bytes / row))
 
 
 def free() -> None:

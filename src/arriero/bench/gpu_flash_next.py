@@ -124,6 +124,18 @@ def nbytes(shape: Shape, how: Quantization | None) -> float:
     return math.prod(shape) * (2.0 if how is None else how.bits / 8 + 1 / how.group_size)
 
 
+def weight_bytes(layers: int) -> float:
+    """Of the weights of so many layers, on the device."""
+    return sum(nbytes(shape, packing(name, shape)) for name, shape in tensors(config(layers)))
+
+
+def table_bytes(ngrams: int) -> float:
+    """Of the table, on the host, with so many rows for each head."""
+    rows = ngrams * TEXT["heads_per_ngram"] * (TEXT["ngram_size"] - 1)
+    width = TEXT["ple_embed_dim"] // (TEXT["heads_per_ngram"] * (TEXT["ngram_size"] - 1))
+    return nbytes((rows, width), NVFP4)
+
+
 def tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Shape]]:
     """Names and shapes but for the table's."""
     c = values

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arriero.bench.gpu import ModelRun, Report
+from arriero.bench.gpu_flash_next import FlashNext
 from arriero.bench.gpu_kernels import Measured
 from arriero.errors import InvalidRequest
 
@@ -19,14 +20,13 @@ WIDTH = 0.27
 
 
 def plot(report: Report, path: Path) -> None:
-    """Write the picture as PNG; raises InvalidRequest when the file cannot be written, or nothing was measured."""
+    """Write the picture as PNG; raises InvalidRequest when the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [bool(report.kernels), bool(report.models), bool(report.models), bool(report.served)]
-    if not any(panels):
-        raise InvalidRequest("nothing was measured, so there is nothing to draw")
-    heights = [max(2.0, 0.22 * len(report.kernels)), 2.8, 2.8, 2.8]
+    flash_next = report.flash_next
+    panels = [report.kernels, report.models, report.models, report.served, flash_next]
+    heights = [max(2.0, 0.22 * len(report.kernels)), 2.8, 2.8, 2.8, 2.0]
     kept = [height for height, there in zip(heights, panels, strict=True) if there]
     figure = Figure(figsize=(10, sum(kept) + 1), layout="constrained")
     FigureCanvasAgg(figure)
@@ -42,6 +42,8 @@ def plot(report: Report, path: Path) -> None:
         _shares(figure.add_subplot(grid[next(cells)]), report.models)
     if report.served:
         _served(figure.add_subplot(grid[next(cells)]), report)
+    if flash_next is not None:
+        _flash_next(figure.add_subplot(grid[next(cells)]), flash_next)
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
@@ -97,6 +99,15 @@ def _served(axes: Axes, report: Report) -> None:
         parts.append((f"{count} request{'s' if count > 1 else ''}", values))
     _bars(axes, names, parts)
     axes.set_ylabel("streamed tokens/s")
+
+
+def _flash_next(axes: Axes, found: FlashNext) -> None:
+    """A chunk of a long prompt with the kernels for blocks of keys, and with plain MLX in their place."""
+    chunks = {"kernels": found.ours} | ({} if found.plain is None else {"plain MLX": found.plain})
+    bars = axes.barh(list(chunks), [chunk.seconds for chunk in chunks.values()], color=_INK)
+    axes.bar_label(bars, [f"{chunk.bytes / 2**30:.1f} GiB besides" for chunk in chunks.values()], fontsize=7)
+    axes.margins(x=0.15)
+    axes.set_xlabel(f"seconds of 2048 tokens near the end of {found.prompt} (Flash Next, {found.layers} layers)")
 
 
 def _bars(axes: Axes, names: list[str], parts: list[tuple[str, list[float]]]) -> None:

@@ -8,6 +8,7 @@ from arriero.cli import human
 
 if TYPE_CHECKING:
     from arriero.bench.gpu import ModelRun, Report
+    from arriero.bench.gpu_flash_next import FlashNext
 
 
 def render(report: Report) -> str:
@@ -32,7 +33,32 @@ def render(report: Report) -> str:
         ]
         header = ("REQUESTS", "PROMPT", "DECODE TOK/S", "STREAMED TOK/S", "TOTAL TOK/S", "FIRST TOKEN")
         parts.append(f"{name}, NVFP4, random weights, through /api/generate\n{human.table(header, rows)}")
+    if report.flash_next is not None:
+        parts.append(_flash_next(report.flash_next))
     return "\n\n".join(parts)
+
+
+def _flash_next(found: FlashNext) -> str:
+    rows = [
+        ("decode, 512 held", f"{1000 * found.short:.2f} ms", f"{1 / found.short:.0f}", ""),
+        (f"decode, {found.prompt} held", f"{1000 * found.long:.2f} ms", f"{1 / found.long:.0f}", ""),
+        (
+            f"prompt, {found.read} of {found.prompt} tokens",
+            f"{1000 * found.prefill:.0f} ms",
+            f"{found.read / found.prefill:.0f}",
+            human.size(found.prefill_bytes),
+        ),
+        ("its last chunk", f"{1000 * found.ours.seconds:.0f} ms", "", human.size(found.ours.bytes)),
+    ]
+    if found.plain is not None:
+        rows.append(
+            ("the same by plain MLX", f"{1000 * found.plain.seconds:.0f} ms", "", human.size(found.plain.bytes))
+        )
+    head = (
+        f"Flash Next, {found.layers} layers, random weights of {human.size(found.weight_bytes)}; a table of "
+        f"{human.size(found.table_bytes)} on the host, of which a token brings {found.host_bytes} bytes"
+    )
+    return f"{head}\n{human.table(('', 'TIME', 'TOK/S', 'MEMORY BESIDES'), rows)}"
 
 
 def _kernels(report: Report) -> str:
