@@ -91,7 +91,7 @@ def test_the_operations_take_the_kernel_where_they_may(calls: Counter[str]) -> N
          ("unwritten-output",)),
         (("simd_sum(squares)", "simd_shuffle(squares, lane + 1)"), ("bad-lane",)),
     ],
-    ids=["a pair too far", "an angle too far", "two heads in one place", "a number left out", "a lane that is not there"],
+    ids=["a pair too far", "an angle too far", "two heads in one place", "a number left out", "a lane too far"],
 )  # fmt: skip
 def test_planted_faults_are_caught(edit: tuple[str, str], kinds: tuple[str, ...]) -> None:
     kernel, x, table = faulty("heads", edit), normal(2, 3, 16, seed=1), angles(2, 16)
