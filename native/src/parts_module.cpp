@@ -6,6 +6,7 @@
 
 #include "attention_part.h"
 #include "gated_part.h"
+#include "stack.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,6 +57,11 @@ void bind_parts(nb::module_& m) {
           },
           "before"_a, "gate_up"_a, "down"_a, "after"_a.none(), "gelu"_a, "exact"_a)
       .def("__call__", &GatedPart::operator(), "x"_a, "branch"_a);
+  nb::class_<Stack>(m, "Stack")
+      .def(nb::init<std::vector<std::pair<AttentionPart, GatedPart>>>(), "layers"_a)
+      .def_prop_ro("ready", &Stack::ready)
+      .def("__call__", &Stack::operator(), "x"_a, "angles"_a, "buffers"_a, "lengths"_a, "positions"_a, "bases"_a,
+           "after"_a);
 }
 
 }  // namespace arriero

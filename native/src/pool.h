@@ -16,7 +16,7 @@ int usable_cores();          // by affinity and quota
 int quota_cores(const char* root);  // cores that the cgroups seen below root pay for, rounded up; 0: no quota
 
 // Grow-only memory of the calling thread, 64-byte aligned. A slot's content dies at the next request for that slot.
-enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kLayer, kPasses, kPrepared, kSlots };
+enum Slot { kRows = 0, kTile, kScales, kAcc, kPart, kQuery, kQuant, kLayer, kPasses, kPrepared, kStack, kSlots };
 void* scratch(Slot slot, size_t bytes);
 
 namespace {

@@ -33,7 +33,7 @@ else:
 
 # It takes _native from here, loaded or not.
 from .packed import pack, packable, packed_gather, packed_matmul, packed_rows  # noqa: E402
-from .parts import attention_part, gated_part, matrix  # noqa: E402
+from .parts import attention_part, gated_part, matrix, stack  # noqa: E402
 from .sequence import depthwise_conv, gated_delta, indexed_attention, select_blocks, top_k  # noqa: E402
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "select_blocks",
     "set_spin_us",
     "set_threads",
+    "stack",
     "supports",
     "swiglu",
     "take_rows",

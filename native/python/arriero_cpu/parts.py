@@ -1,4 +1,4 @@
-"""The halves of a decoder's layer as one operation each."""
+"""The halves of a decoder's layer as one operation each, and layers in a row as one."""
 
 from __future__ import annotations
 
@@ -102,3 +102,16 @@ def gated_part(
     :func:`attention_part`.
     """
     return _native.GatedPart(before, list(gate_up), down, after, gelu, exact)
+
+
+def stack(layers: Sequence[tuple[_native.AttentionPart, _native.GatedPart]]) -> _native.Stack:
+    """Layers in a row as one operation, with the bits that their halves give one by one.
+
+    Called as ``stack(x, angles, buffers, lengths, positions, bases, after)`` it returns x [T, hidden] behind the last
+    layer. ``angles`` is a list with those of each layer; ``buffers`` holds keys and values of each span of each layer,
+    and ``bases`` a position of each; the rest as in :func:`attention_part`. Buffers are written in place **and are
+    not returned**: whatever reads them next must depend on the result. Writes that were handed to MLX before are seen;
+    ``after`` names results of calls that may not have been. It can be called once ``ready`` says that the weights are
+    computed.
+    """
+    return _native.Stack(list(layers))

@@ -69,7 +69,7 @@ class AttentionPart:
         have room for the new tokens, and are given up as `append` says. `angles` are those of `rope`, None for no
         rotation; `memo` is what the layers of one forward share.
         """
-        handle = self._handle(x.dtype) if buffers[0].dtype == x.dtype else None
+        handle = self.handle(x.dtype) if buffers[0].dtype == x.dtype else None
         if handle is not None:
             y, *buffers = handle(x, angles, buffers, lengths, positions, bases)
             return y, buffers
@@ -188,7 +188,7 @@ class AttentionPart:
         normed = x if self.before is None else rms_norm(x, *self.before)
         return products(normed, self.qkv, widths)
 
-    def _handle(self, dtype: mx.Dtype) -> Any:
+    def handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""
         native = device.native()
         if native is None:

@@ -36,7 +36,7 @@ class GatedPart:
 
     def __call__(self, x: mx.array, branch: mx.array) -> mx.array:
         """x and branch `[T, hidden]` of one dtype; the result is of it too."""
-        handle = self._handle(x.dtype) if branch.dtype == x.dtype else None
+        handle = self.handle(x.dtype) if branch.dtype == x.dtype else None
         if handle is not None:
             y: mx.array = handle(x, branch)
             return y
@@ -103,7 +103,7 @@ class GatedPart:
         y = self.down(gated(self.activation, gate, up))
         return x + (y if self.after is None else rms_norm(y, *self.after))
 
-    def _handle(self, dtype: mx.Dtype) -> Any:
+    def handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""
         native = device.native()
         if native is None or self.activation == "gelu":

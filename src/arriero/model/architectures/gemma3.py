@@ -23,6 +23,7 @@ from arriero.model.layers.mlp import Activation, GatedMLP, activation
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape, LayerType
+from arriero.model.layers.stack import Halves
 from arriero.model.vision.gemma3 import load_tower
 
 # Published Gemma 3 files leave out what equals the library's defaults for their size.
@@ -142,6 +143,11 @@ class Layer:
                 for n in names
             ],
         )
+
+    @property
+    def halves(self) -> Halves:
+        """Attention and the gated network, with the norms around them."""
+        return self.attention, self.mlp
 
     def new_cache(self) -> Cache:
         return self.attention.new_cache()

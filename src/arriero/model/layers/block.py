@@ -13,6 +13,7 @@ from arriero.model.layers.delta_net import GatedDeltaNet
 from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.stack import Halves
 
 
 class Mixer(Protocol):
@@ -75,6 +76,11 @@ class PreNormBlock:
             for name in ("input_layernorm", "post_attention_layernorm")
         )
         return cls(mixer, feed_forward, before, between)
+
+    @property
+    def halves(self) -> Halves | None:
+        """Attention and the gated network, where the layer is these two."""
+        return (self.mixer, self.gated) if isinstance(self.mixer, GroupedAttention) and self.gated else None
 
     def new_cache(self) -> Cache:
         """The mixer's memory."""

@@ -21,6 +21,7 @@ from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.replay import Replay
 from arriero.model.layers.shape import DecoderShape
+from arriero.model.layers.stack import LayerStack
 from arriero.model.weight import Weight
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Decoder:
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
         self._replay = Replay(self._by_layers)
+        self._halves = [getattr(layer, "halves", None) for layer in self.layers]
+        self._stacks: dict[tuple[int, int], LayerStack | None] = {}
 
     @classmethod
     def assemble(
@@ -136,15 +139,28 @@ class Decoder:
         return self._replay(batch)
 
     def _by_layers(self, batch: Batch) -> Hidden:
-        """The forward, one operation after another."""
+        """The forward, one operation after another; layers up to the next tap are one where they can be."""
         x = self.inputs(batch)
         taps: dict[int, mx.array] = {}
-        for index, layer in enumerate(self.layers):
-            x = layer(x, batch, index)
-            if index in batch.taps:
-                taps[index] = x
+        ends = sorted({*(index + 1 for index in batch.taps), len(self.layers)})
+        for start, end in pairwise([0, *ends]):
+            stack = self._stack(start, end)
+            if stack is not None and stack.takes(x, batch):
+                x = stack(x, batch)
+            else:
+                for index in range(start, end):
+                    x = self.layers[index](x, batch, index)
+            if end - 1 in batch.taps:
+                taps[end - 1] = x
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
         return Hidden(self.norm(x), tapped)
+
+    def _stack(self, start: int, end: int) -> LayerStack | None:
+        """These layers together; None where one of them is not made of two halves."""
+        if (start, end) not in self._stacks:
+            halves = [half for half in self._halves[start:end] if half is not None]
+            self._stacks[start, end] = LayerStack(halves, start) if 0 < end - start == len(halves) else None
+        return self._stacks[start, end]
 
     def inputs(self, batch: Batch) -> mx.array:
         """What the first layer takes: the tokens' rows `[T, hidden]`, scaled, and those of images in their places."""

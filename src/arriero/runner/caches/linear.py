@@ -61,6 +61,11 @@ class LinearCache(ABC):
         return self._base
 
     @property
+    def written(self) -> mx.array | None:
+        """What is computed once the last write in place has happened; None where the buffers themselves say so."""
+        return self._written
+
+    @property
     def nbytes(self) -> int:
         if self._keys is None or self._values is None:
             return 0
