@@ -21,7 +21,7 @@ from arriero.model.architectures import resident_tables
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.architectures.qwen4_exp_ngrams import NGramEmbedding
-from arriero.model.architectures.qwen4_exp_streams import StreamReader, write
+from arriero.model.architectures.qwen4_exp_streams import StreamReader, Streams, settled, write
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, Vision
 from arriero.model.layers.decoder import HARMLESS, arrays, find_root
@@ -123,10 +123,10 @@ class Layer:
             caches[self.slots.ngrams] = self.ngrams.new_cache()
         return caches
 
-    def __call__(self, streams: mx.array, batch: Batch) -> tuple[mx.array, mx.array]:
+    def __call__(self, streams: Streams, batch: Batch) -> tuple[Streams, mx.array]:
         """Streams `[T, streams, hidden]` to the same, and what the mixer took, `[T, hidden]`."""
         if self.ngrams is not None:
-            streams = self.ngrams(streams, batch, self.slots.ngrams)
+            streams = self.ngrams(settled(streams), batch, self.slots.ngrams)
         taken, weights = self.before.read(streams)
         if isinstance(self.mixer, GatedDeltaNet):
             y = self.mixer(taken, batch, self.slots.mixer)
@@ -270,7 +270,7 @@ class Model:
                 layer.ngrams.begin(batch, layer.slots.ngrams)
         x = put_features(self.embedding(batch.tokens), batch.features)
         c = self.config.streams
-        streams = mx.broadcast_to(x[:, None], (x.shape[0], c.count, c.hidden))
+        streams: Streams = mx.broadcast_to(x[:, None], (x.shape[0], c.count, c.hidden))
         taps: dict[int, mx.array] = {}
         for index, layer in enumerate(self.layers):
             streams, taken = layer(streams, batch)
@@ -279,7 +279,7 @@ class Model:
         final = self.reader.mixed(streams)
         taps[len(self.layers) - 1] = final
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
-        return Hidden(final, tapped, streams.reshape(-1, c.width))
+        return Hidden(final, tapped, settled(streams).reshape(-1, c.width))
 
     def read_ahead(self, coming: Sequence[tuple[np.ndarray, int]]) -> None:
         """Start to fetch rows of the tables for prompt tokens that come next."""

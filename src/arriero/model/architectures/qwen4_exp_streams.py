@@ -8,6 +8,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import streams as cuda
 from arriero.kernels.rms_norm import rms_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
@@ -47,6 +48,30 @@ class StreamNorm:
         return (rms_norm(x.astype(mx.float32), None, self.eps) * self.gain).astype(x.dtype)
 
 
+@dataclass(slots=True)
+class Written:
+    """Streams to which a part's result has not been added yet: whoever norms them next does both at once."""
+
+    streams: mx.array
+    y: mx.array
+    weights: mx.array
+    total: mx.array | None = None
+    """The sum, once somebody has made it."""
+
+
+Streams = mx.array | Written
+"""Residual streams `[T, streams, hidden]`."""
+
+
+def settled(streams: Streams) -> mx.array:
+    """With everything added that was written."""
+    if not isinstance(streams, Written):
+        return streams
+    if streams.total is None:
+        streams.total = _written(streams.streams, streams.y[:, None], streams.weights[..., None])
+    return streams.total
+
+
 class StreamReader:
     """What a part of a layer takes from the streams, and the weight with which its result goes back to each.
 
@@ -80,23 +105,58 @@ class StreamReader:
             project("block_inject_weight", (c.count, c.width)) if writes else None,
         )
 
-    def mixed(self, streams: mx.array) -> mx.array:
+    def mixed(self, streams: Streams) -> mx.array:
         """Streams `[T, streams, hidden]` to `[T, hidden]`."""
         return self.read(streams)[0]
 
-    def read(self, streams: mx.array) -> tuple[mx.array, mx.array]:
+    def read(self, streams: Streams) -> tuple[mx.array, mx.array]:
         """The mix `[T, hidden]`, and the weights `[T, streams]` for `write` (empty for one that only reads)."""
-        c = self.config
+        if device.cuda() is not None and cuda.takes(streams.streams if isinstance(streams, Written) else streams):
+            return self._on_cuda(streams)
+        c, streams = self.config, settled(streams)
         normed = self.norm(streams)
         low, *inject = self.down(normed.reshape(-1, c.width))
         gate = self.up(_squashed(low, c.count)).reshape(normed.shape)
         weights = inject[0] if inject else low[:, :0]
         return _shares(gate, normed, c.count).sum(axis=1).astype(streams.dtype), _write_weights(weights, c.count)
 
+    def _on_cuda(self, streams: Streams) -> tuple[mx.array, mx.array]:
+        """The same in three launches for few tokens: with the write before it, the product, gates and mix."""
+        c, (down, *injects) = self.config, self.down.parts
+        inject = injects[0].weight if injects and injects[0].weight.quantization is None else None
+        made = self._normed(streams, None if inject is None else inject.data)
+        flat = made.normed.reshape(-1, c.width)
+        if inject is not None or (not injects and len(self.down.sizes) == 1):
+            low, rest = down(flat), []
+        else:
+            low, *rest = self.down(flat)
+        how = self.up.weight.quantization
+        up = cuda.Up.of(
+            self.up.weight.data, self.up.weight.scales, "" if how is None else how.mode, 0 if how is None else how.bits
+        )
+        if up is not None and flat.shape[0] <= cuda.FEW:
+            mixed, weights = cuda.mix(low, made, up)
+        else:
+            mixed, weights = cuda.gated(self.up(_squashed(low, c.count)), made.normed), None
+        if weights is None and made.shares is not None:
+            rest = [made.shares.sum(axis=1).astype(flat.dtype)]
+        return mixed, _write_weights(rest[0] if rest else low[:, :0], c.count) if weights is None else weights
 
-def write(streams: mx.array, y: mx.array, weights: mx.array) -> mx.array:
+    def _normed(self, streams: Streams, inject: mx.array | None) -> cuda.Normed:
+        """Adds what was written, and remembers that in `streams`."""
+        norm = self.norm
+        if not isinstance(streams, Written) or streams.total is not None:
+            return cuda.norm(settled(streams), norm.gain, norm.eps, inject=inject)
+        written = streams.y, streams.weights
+        made = cuda.norm(streams.streams, norm.gain, norm.eps, written=written, inject=inject)
+        streams.total = made.streams
+        return made
+
+
+def write(streams: Streams, y: mx.array, weights: mx.array) -> Streams:
     """The streams with a part's result y `[T, hidden]` added, times each stream's weight."""
-    return _written(streams, y[:, None], weights[..., None])
+    written = Written(settled(streams), y, weights)
+    return written if device.cuda() is not None else settled(written)
 
 
 @device.fused

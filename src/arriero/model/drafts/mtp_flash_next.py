@@ -12,7 +12,7 @@ from arriero.kernels.rms_norm import rms_norm
 from arriero.model.architectures.qwen4_exp import load_experts
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
-from arriero.model.architectures.qwen4_exp_streams import StreamReader, StreamsConfig, write
+from arriero.model.architectures.qwen4_exp_streams import StreamReader, StreamsConfig, settled, write
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, DraftFacts, Model, RowCaches, vision_of
 from arriero.model.drafts.chain import ChainedHead
@@ -181,9 +181,9 @@ class StreamsHead(ChainedHead):
         normed = self.state_norm(states.reshape(-1, c.count, c.hidden))
         x = self.state_fc(normed.reshape(-1, c.hidden)).reshape(normed.shape) + token[:, None]
         taken, weights = self.before.read(x)
-        x = write(x, self.attention(taken, batch, 0, 1), weights)
-        mixed, weights = self.between.read(x)
-        return write(x, self.experts(mixed), weights).reshape(-1, c.width)
+        streams = write(x, self.attention(taken, batch, 0, 1), weights)
+        mixed, weights = self.between.read(streams)
+        return settled(write(streams, self.experts(mixed), weights)).reshape(-1, c.width)
 
     def logits(self, states: mx.array) -> mx.array:
         c = self.streams
