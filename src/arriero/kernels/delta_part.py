@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import dense
 from arriero.kernels.cuda.gated_delta import Around, Heads, Made, State, step, steps
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
@@ -59,6 +60,8 @@ class DeltaPart:
         for matrix, operand in zip(self.inputs, first, strict=True):
             if fits(operand, gpu, x.shape[0]):
                 rows.append(multiply(gpu, x, operand, norm=self.before).y)
+            elif matrix.plain is not None and dense.fits(gpu, x, matrix.plain):
+                rows.append(dense.multiply(gpu, x, matrix.plain, self.before))
             else:
                 normed = self._normed(x) if normed is None else normed
                 rows.append(matrix(normed))

@@ -42,6 +42,11 @@ class Matrix:
         """The size of a product's last axis."""
         return self._dense.shape[0] if self.packed is None else self.packed.rows
 
+    @property
+    def plain(self) -> mx.array | None:
+        """The numbers of a dense matrix without a bias; None for others."""
+        return self.w if self.packed is None and self.scales is None and self.bias is None else None
+
     def __call__(self, x: mx.array) -> mx.array:
         """`x @ Wᵀ (+ bias)` for x `[..., in]`, in x's dtype."""
         if self.packed is not None:

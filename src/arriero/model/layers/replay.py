@@ -6,15 +6,17 @@ with these as inputs, once for each form, and replayed by MLX. Positions and tab
 the device: arrays that the host has just made cost each step a fifth of a millisecond in page faults (H200). A form is
 how many tokens each row brings, and where the caches' buffers begin and end, which changes only as they grow.
 
-Only a forward whose every memory is read by kernels that take positions from those tables can be replayed. A model that
-does otherwise is found out while it is recorded, and runs layer by layer from then on.
+States of recurrences are inputs and outputs of a recording: new arrays each time, so that snapshots keep theirs.
+
+Only a forward whose every memory is such a state, or is read by kernels that take positions from those tables, can be
+replayed. A model that does otherwise is found out while it is recorded, and runs layer by layer from then on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ from arriero.kernels.cuda.source import argument
 from arriero.model.contract import Batch, Hidden, Span
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches.linear import LinearCache
+from arriero.runner.caches.state import RecurrentCache
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,9 @@ STEP = [0, 0, 1, 0, 1, 0, 0, 0]
 """What one token adds to a group, as attention.cu names its numbers."""
 
 Form = tuple[Any, ...]
+
+Replayed = LinearCache | RecurrentCache
+"""Memories that a recording can stand for."""
 
 
 class _Slot:
@@ -60,11 +66,39 @@ class _Slot:
         raise NotReplayable(f"a layer asks its cache for {name}")
 
 
+class _StateSlot:
+    """Stands for the cache of a recurrence while a forward is recorded."""
+
+    def __init__(self, arrays: tuple[mx.array, ...], stops: tuple[int, ...]) -> None:
+        self._arrays = arrays
+        self._stops = stops
+        self.made: list[tuple[mx.array, ...]] = []
+        """What the layer has put."""
+        self.alone = False
+        """Whether the last of them has memory of its own."""
+
+    def get(self) -> tuple[mx.array, ...]:
+        """The recorded inputs."""
+        return self._arrays
+
+    def splits(self, length: int) -> list[int]:
+        """Those that the form says."""
+        return list(self._stops)
+
+    def put(self, states: Sequence[Sequence[mx.array]], length: int, *, alone: bool = False) -> None:
+        """Outputs of the recording, which the real cache is given afterwards."""
+        self.made = [tuple(state) for state in states]
+        self.alone = alone
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotReplayable(f"a recurrence asks its cache for {name}")
+
+
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Tokens of a group, bases and capacities: what tables of groups differ by."""
 
-Held = tuple[mx.array, mx.array, int]
-"""A cache's buffers, and the position of their first place."""
+Held = tuple[mx.array, mx.array, int | tuple[int, ...]]
+"""A cache's buffers, and the position of their first place; or a recurrence's tail and state, and its stops."""
 
 
 @dataclass(slots=True)
@@ -75,6 +109,8 @@ class _Seen:
     tables: list[Key]
     times: int = 1
     run: Callable[[list[mx.array]], list[mx.array]] | None = None
+    alone: bool = False
+    """Whether the states that a recording gives have memory of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +138,10 @@ class Replay:
         if self._refused or not _replayable(batch):
             return self._forward(batch)
         slots = range(len(batch.spans[0].caches))
-        caches: list[list[LinearCache]] = [batch.caches(slot) for slot in slots]
+        caches: list[list[Replayed]] = [batch.caches(slot) for slot in slots]
         # Room is made first, so that the form is that of the buffers as they will be.
         buffers = [
-            [cache.reserve_in_place(span.length) for span, cache in zip(batch.spans, of_slot, strict=True)]
-            for of_slot in caches
+            [_held(cache, span.length) for span, cache in zip(batch.spans, of_slot, strict=True)] for of_slot in caches
         ]
         form = _form(batch, buffers)
         seen = self._forms.get(form)
@@ -132,10 +167,18 @@ class Replay:
             return self._forward(batch)
         taps = rest.pop(0) if batch.taps else None
         after = [span.position + span.length for span in batch.spans]
-        self._next = _Places(form, after, rest) if rest else None
-        for of_slot in caches:
-            for span, cache in zip(batch.spans, of_slot, strict=True):
-                cache.commit_in_place(span.length, final)
+        left = iter(rest)
+        for of_slot, held_of in zip(caches, buffers, strict=True):
+            for span, cache, (_, _, where) in zip(batch.spans, of_slot, held_of, strict=True):
+                if isinstance(where, int):
+                    assert isinstance(cache, LinearCache)
+                    cache.commit_in_place(span.length, final)
+                else:
+                    assert isinstance(cache, RecurrentCache)
+                    states = [(next(left), next(left)) for _ in range(len(where) + 1)]
+                    cache.advance(states, span.length, alone=seen.alone)
+        found = list(left)
+        self._next = _Places(form, after, found) if found else None
         return Hidden(final, taps)
 
     def _first(self, form: Form, batch: Batch) -> Hidden:
@@ -169,7 +212,7 @@ class Replay:
 
         Gives the final states, the taps if there are any, and where each row has one token also the next places.
         """
-        bases = [[base for _, _, base in of_slot] for of_slot in buffers]
+        places = [[where for _, _, where in of_slot] for of_slot in buffers]
         shapes = [(span.start, span.length, span.position) for span in batch.spans]
         lengths = [length for _, length, _ in shapes]
         taps, total = tuple(batch.taps), sum(lengths)
@@ -191,13 +234,16 @@ class Replay:
             for rope in seen.ropes:
                 angles = memo["rope", rope] = mx.take(next(left), positions[:total], axis=0)
                 cuda.give_angles(memo, angles)
-            slots = [[_Slot(next(left), next(left), base) for base in of_slot] for of_slot in bases]
+            slots = [[_slot(next(left), next(left), where) for where in of_slot] for of_slot in places]
             spans = [
                 Span(start, length, position, [of_slot[row] for of_slot in slots])
                 for row, (start, length, position) in enumerate(shapes)
             ]
             made = self._forward(Batch(tokens, spans, taps, memo=memo))
             outputs = [made.final] if made.taps is None else [made.final, made.taps]
+            states = [slot for of_slot in slots for slot in of_slot if isinstance(slot, _StateSlot)]
+            seen.alone = all(slot.alone for slot in states)
+            outputs += [array for slot in states for state in slot.made for array in state]
             if steady:
                 outputs.append(positions + 1)
                 outputs += [(of.reshape(-1, len(STEP)) + step).reshape(-1) for arrays in groups for of in arrays]
@@ -205,6 +251,18 @@ class Replay:
 
         compiled: Callable[[list[mx.array]], list[mx.array]] = mx.compile(run)
         return compiled
+
+
+def _held(cache: Replayed, length: int) -> Held:
+    """What a cache gives a forward of `length` tokens."""
+    if isinstance(cache, LinearCache):
+        return cache.reserve_in_place(length)
+    tail, state = cache.get()
+    return tail, state, tuple(cache.splits(length))
+
+
+def _slot(first: mx.array, second: mx.array, where: int | tuple[int, ...]) -> _Slot | _StateSlot:
+    return _Slot(first, second, where) if isinstance(where, int) else _StateSlot((first, second), where)
 
 
 def _replayable(batch: Batch) -> bool:
@@ -216,11 +274,14 @@ def _replayable(batch: Batch) -> bool:
         and not batch.features
         and max(span.length for span in batch.spans) <= LONGEST
         and batch.coordinates is None
-        and all(isinstance(cache, LinearCache) for span in batch.spans for cache in span.caches)
+        and all(isinstance(cache, LinearCache | RecurrentCache) for span in batch.spans for cache in span.caches)
     )
 
 
 def _form(batch: Batch, buffers: list[list[Held]]) -> Form:
     """What recordings differ by. Spans are packed one after another, so their lengths say where they begin."""
-    layouts = tuple(tuple((base, keys.shape[2]) for keys, _, base in of_slot) for of_slot in buffers)
+    layouts = tuple(
+        tuple((where, keys.shape[2]) if isinstance(where, int) else where for keys, _, where in of_slot)
+        for of_slot in buffers
+    )
     return tuple(span.length for span in batch.spans), tuple(batch.taps), layouts

@@ -75,12 +75,16 @@ class WholeState(WholeCache[StateSnapshot]):
             )
         for state in states:
             self._check(state)
+        self.advance(states, length, alone=alone)
+
+    def advance(self, states: Sequence[Sequence[mx.array]], length: int, *, alone: bool = False) -> None:
+        """As `put`, of states that are known to be as many as wanted, and of this cache's form."""
         every_token = len(states) == length
         kept = [tuple(state) if every_token else copies(state) for state in states[:-1]]
         kept.append(tuple(states[-1]) if every_token or alone else copies(states[-1]))
         self._compact = not every_token
         base = self._offset
-        for split, arrays in zip(splits, kept, strict=False):
+        for split, arrays in zip(self.splits(length), kept, strict=False):
             self._arrays = arrays
             self._offset = base + split
             self._schedule.cross(self._offset, self._capture)

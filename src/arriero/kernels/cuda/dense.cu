@@ -1,0 +1,118 @@
+// Products of few rows with a small dense matrix, the norm and the sum before them taken in: a router's, a gate's.
+//
+// A warp has one row of W at a time; the rows of x lie in shared memory, normed and rounded as the graph has them. The
+// grid is as many blocks as there are rows of W for their warps.
+namespace arriero {
+
+// What may be missing is null.
+struct Dense {
+  const bf16* x;       // [rows, K]
+  const bf16* branch;  // added to x first
+  const void* gain;    // of the norm, [K]
+  const bf16* w;       // [N - 1 or N, K]
+  const bf16* more;    // the last row of W, where it is not in w
+  bf16* sum;           // where x + branch goes
+  bf16* normed;        // where its norm goes
+  int rows;
+  float eps;
+};
+
+__device__ __forceinline__ float dot(uint4 a, uint4 b) {
+  return (low(a.x) * low(b.x) + high(a.x) * high(b.x)) + (low(a.y) * low(b.y) + high(a.y) * high(b.y)) +
+         ((low(a.z) * low(b.z) + high(a.z) * high(b.z)) + (low(a.w) * low(b.w) + high(a.w) * high(b.w)));
+}
+
+// ROWS rows of x at most, of which 8 are multiplied at a time; put(row, n, sum) takes the results from one lane each.
+template <int N, int K, int ROWS, bool WIDE_GAIN, class Put>
+__device__ __forceinline__ void dense(const Dense& d, char* shared, const Put& put) {
+  constexpr int WARPS = THREADS / 32, EIGHTS = K / 8, AT_ONCE = ROWS < 8 ? ROWS : 8;
+  constexpr int LOADS = (EIGHTS + 31) / 32, AHEAD_ = LOADS < 8 ? LOADS : 8;
+  static_assert(K % 8 == 0, "16 bytes at a time");
+  uint4* xs = (uint4*)shared;                                // [ROWS][EIGHTS]
+  float* squares = (float*)(shared + (size_t)ROWS * K * 2);  // [ROWS][WARPS]
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, blocks = gridDim.x;
+  int n = blockIdx.x * WARPS + warp;
+  auto matrix = [&](int row) -> const uint4* {
+    return (const uint4*)(d.more && row == N - 1 ? d.more : d.w + (size_t)row * K);
+  };
+  // The first of W before all else: it comes from memory.
+  uint4 w[AHEAD_];
+#pragma unroll
+  for (int i = 0; i < AHEAD_; ++i)
+    if (n < N && lane + 32 * i < EIGHTS) w[i] = __ldg(matrix(n) + lane + 32 * i);
+
+  for (int m = 0; m < d.rows; ++m) {
+    float s = 0.f;
+    for (int k = tid; k < EIGHTS; k += THREADS) {
+      const size_t at = (size_t)m * EIGHTS + k;
+      uint4 v = __ldcg((const uint4*)d.x + at);
+      u32* a = (u32*)&v;
+      if (d.branch) {
+        const uint4 o = __ldcg((const uint4*)d.branch + at);
+        const u32* c = (const u32*)&o;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = pair(low(a[e]) + low(c[e]), high(a[e]) + high(c[e]));
+        if (k % blocks == blockIdx.x) ((uint4*)d.sum)[at] = v;
+      }
+      s += dot(v, v);
+      xs[at] = v;
+    }
+    s = warp_sum(s);
+    if (lane == 0) squares[m * WARPS + warp] = s;
+  }
+  __syncthreads();
+  if (d.gain) {
+    for (int m = 0; m < d.rows; ++m) {
+      float s = 0.f;
+#pragma unroll
+      for (int j = 0; j < WARPS; ++j) s += squares[m * WARPS + j];
+      const float r = rsqrtf(s / K + d.eps);
+      for (int k = tid; k < EIGHTS; k += THREADS) {
+        const size_t at = (size_t)m * EIGHTS + k;
+        uint4 v = xs[at];
+        u32* a = (u32*)&v;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float g0, g1;
+          if (WIDE_GAIN) {
+            const float2 g = ((const float2*)d.gain)[k * 4 + e];
+            g0 = g.x, g1 = g.y;
+          } else {
+            const u32 g = ((const u32*)d.gain)[k * 4 + e];
+            g0 = low(g), g1 = high(g);
+          }
+          a[e] = pair(low(a[e]) * r * g0, high(a[e]) * r * g1);
+        }
+        xs[at] = v;
+        if (d.normed && k % blocks == blockIdx.x) ((uint4*)d.normed)[at] = v;
+      }
+    }
+    __syncthreads();
+  }
+  for (bool first = true; n < N; n += blocks * WARPS, first = false) {
+    const uint4* from = matrix(n);
+#pragma unroll 1
+    for (int m0 = 0; m0 < d.rows; m0 += AT_ONCE) {
+      float sums[AT_ONCE];
+#pragma unroll
+      for (int m = 0; m < AT_ONCE; ++m) sums[m] = 0.f;
+      auto add = [&](uint4 of, int k) {
+#pragma unroll
+        for (int m = 0; m < AT_ONCE; ++m)
+          if (m0 + m < d.rows) sums[m] += dot(xs[(size_t)(m0 + m) * EIGHTS + k], of);
+      };
+#pragma unroll
+      for (int i = 0; i < LOADS; ++i) {
+        const int k = lane + 32 * i;
+        if (k < EIGHTS) add(i < AHEAD_ && first && m0 == 0 ? w[i < AHEAD_ ? i : 0] : __ldg(from + k), k);
+      }
+#pragma unroll
+      for (int m = 0; m < AT_ONCE; ++m) {
+        const float s = warp_sum(sums[m]);
+        if (lane == 0 && m0 + m < d.rows) put(m0 + m, n, s);
+      }
+    }
+  }
+}
+
+}  // namespace arriero
