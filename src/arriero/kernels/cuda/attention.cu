@@ -1,4 +1,4 @@
-// Causal attention of few new tokens of several rows, each over its own cache, in one launch: norms of q and k heads,
+// Attention of few new tokens of several rows, causal or over all that is new, each over its own cache, in one launch: norms of q and k heads,
 // rotation, append in place, softmax over splits of the keys, and their combination by the last block to arrive.
 //
 // A group is some tokens of one row, few enough that with all query heads of one key head they are at most 32 lines of
@@ -67,7 +67,7 @@ struct Head {
 };
 
 template <int D, int HEADS, int PER_HEAD, int TOKENS, int SPLITS, int WINDOW, bool CAPPED, bool NORM_Q, bool NORM_K,
-          bool WIDE_GAIN, bool ROTATE>
+          bool WIDE_GAIN, bool ROTATE, bool ALL_NEW>
 __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, const Group* groups, const void* q_gain,
                                        const void* k_gain, bf16* const* keys, bf16* const* values, u32* arrived,
                                        float* parts, bf16* out, float scale, float cap, float q_eps,
@@ -152,7 +152,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
   for (int i = 0; i < D / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
   if (lo < hi) {
     const float log2e = 1.4426950408889634f;
-    const int limit0 = g.place + line0 / PER_HEAD, limit1 = g.place + line1 / PER_HEAD;
+    const int at0 = g.place + line0 / PER_HEAD, at1 = g.place + line1 / PER_HEAD;
+    const int limit0 = ALL_NEW ? end - 1 : at0, limit1 = ALL_NEW ? end - 1 : at1;
     if (TWICE && !early && first_key < hi) load_keys(first_key, kf, vf);
     for (int kb = first_key; kb < hi; kb += 64) {
       if (!TWICE) load_keys(kb, kf, vf);
@@ -182,7 +183,7 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
             v1 = cap * tanhf(v1 / cap);
           }
           bool see0 = key < hi && key <= limit0, see1 = key < hi && key <= limit1;
-          if (WINDOW) see0 = see0 && key > limit0 - WINDOW, see1 = see1 && key > limit1 - WINDOW;
+          if (WINDOW) see0 = see0 && key > at0 - WINDOW, see1 = see1 && key > at1 - WINDOW;
           s[j][e] = see0 ? v0 * log2e : NOTHING;
           s[j][2 + e] = see1 ? v1 * log2e : NOTHING;
           x0 = fmaxf(x0, s[j][e]);

@@ -39,6 +39,8 @@ class Shape:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    all_new: bool = False
+    """Whether a token sees the new tokens behind it as well; only where all of a row's are one group."""
 
     @property
     def per_head(self) -> int:
@@ -234,6 +236,27 @@ def attend(
     return y, mx.depends(list(buffers), [y])
 
 
+def behind(
+    gpu: Gpu,
+    shape: Shape,
+    qkv: mx.array,
+    angles: mx.array | None,
+    buffers: Sequence[mx.array],
+    group: mx.array,
+    *,
+    tokens: int,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+) -> mx.array:
+    """Attention of one group, `[tokens, heads · head_dim]`, whose row's other new tokens ask nothing.
+
+    `group` is int32 `[8]` as attention.cu names its numbers, in the device's own memory, as `angles` are. The buffers
+    are written in place; whoever reads them next must depend on the result.
+    """
+    launch = Launch(group, 1, 1, 0, tokens)
+    return _launch(gpu, shape, launch, qkv, angles, buffers, query_norm, key_norm, tokens_of(shape, tokens), None)
+
+
 def _angles(angles: mx.array, memo: dict[Any, Any]) -> mx.array:
     """The table of angles in the device's own memory, copied once a forward."""
     key = (ANGLES, id(angles))
@@ -286,6 +309,7 @@ def _launch(
             "NORM_K": key_norm is not None,
             "WIDE_GAIN": any(gain.dtype == mx.float32 for gain in gains),
             "ROTATE": angles is not None,
+            "ALL_NEW": shape.all_new,
             "SCALE_BITS": bits_of(shape.scale),
             "CAP_BITS": bits_of(shape.softcap or 0.0),
             "Q_EPS_BITS": bits_of(query_norm[1] if query_norm is not None else 0.0),

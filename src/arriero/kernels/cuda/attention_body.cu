@@ -13,7 +13,7 @@ extern __shared__ char shared_[];
   if (threadIdx.x < 32 && AHEAD)
     arriero::prefetch(AHEAD, AHEAD_BYTES, blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
                       gridDim.x * gridDim.y * gridDim.z);
-  arriero::attend<D_, HEADS, PER_HEAD, TOKENS, SPLITS, WINDOW, CAPPED, NORM_Q, NORM_K, WIDE_GAIN, ROTATE>(
+  arriero::attend<D_, HEADS, PER_HEAD, TOKENS, SPLITS, WINDOW, CAPPED, NORM_Q, NORM_K, WIDE_GAIN, ROTATE, ALL_NEW>(
       (const bf16*)qkv, ANGLES, (const arriero::Group*)groups, Q_GAIN, K_GAIN, keys_, values_, (arriero::u32*)arrived,
       parts, (bf16*)out, __int_as_float(SCALE_BITS), __int_as_float(CAP_BITS), __int_as_float(Q_EPS_BITS),
       __int_as_float(K_EPS_BITS), shared_);
