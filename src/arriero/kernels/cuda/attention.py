@@ -227,7 +227,7 @@ def attend(
     longest = max(lengths)
     tokens = tokens_of(shape, longest)
     capacities = [buffer.shape[2] for buffer in buffers[0::2]]
-    turns = None if angles is None else _angles(angles, memo)
+    turns = None if angles is None else angles_on_device(angles, memo)
     outputs = [
         _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens, ahead)
         for launch in launches(lengths, positions, bases, capacities, tokens, memo)
@@ -257,7 +257,7 @@ def behind(
     return _launch(gpu, shape, launch, qkv, angles, buffers, query_norm, key_norm, tokens_of(shape, tokens), None)
 
 
-def _angles(angles: mx.array, memo: dict[Any, Any]) -> mx.array:
+def angles_on_device(angles: mx.array, memo: dict[Any, Any]) -> mx.array:
     """The table of angles in the device's own memory, copied once a forward."""
     key = (ANGLES, id(angles))
     found: tuple[mx.array, mx.array] | None = memo.get(key)
