@@ -1,4 +1,4 @@
-"""What happens to the arrays of a checkpoint when the CPU kernels take a matrix over."""
+"""What happens to the arrays of a checkpoint when the CPU kernels take a matrix over, and to parts that are joined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arriero.model.layers.embedding import Embedding
 from arriero.model.layers.linear import FusedLinear, Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
-from arriero.model.weight import Quantization, Weight
+from arriero.model.weight import Quantization, Weight, concatenate_rows
 from arriero.runner.load import load
 from arriero.source import GGUFSource
 from tests.helpers.memory_checkpoint import quantize
@@ -119,3 +119,15 @@ def test_a_load_never_holds_much_more_than_the_weights(tmp_path: Path, monkeypat
     assert mx.get_active_memory() - before - loaded.weight_bytes < BLOCK + 500_000
     # The largest matrix is in memory twice for a moment.
     assert mx.get_peak_memory() - before - loaded.weight_bytes < BLOCK + 2 * 4096 * 512 * 1.2 + 1_000_000
+
+
+@pytest.mark.parametrize(("shape", "scale"), [((3, 8, 32), [1.0, 2.0, 3.0]), ((8, 32), [2.0])])
+def test_parts_of_one_matrix_become_one_again(shape: tuple[int, ...], scale: list[float]) -> None:
+    w, scales = mx.quantize(mx.random.normal(shape), group_size=16, bits=4, mode="nvfp4")
+    whole = Weight(w, Quantization("nvfp4", 4, 16), scales, None, mx.array(scale) if len(shape) == 3 else mx.array(2.0))
+    joined = concatenate_rows([whole.rows(slice(0, 4)), whole.rows(slice(4, None))])
+    assert joined is not None
+    assert joined.global_scale is whole.global_scale
+    assert mx.array_equal(joined.data, whole.data)
+    other = replace(whole, global_scale=whole.global_scale + 0)
+    assert concatenate_rows([whole.rows(slice(0, 4)), other.rows(slice(4, None))]) is None

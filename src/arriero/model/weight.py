@@ -117,14 +117,20 @@ class Weight:
 def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
     """Stack along the output axis, exact; None when formats or global scales differ so that it would not be.
 
-    On NVIDIA GPUs matrices with global scales become one with a number for each row, which the kernels there take.
+    Parts of one matrix or bank, which share its global scale, become one again. On NVIDIA GPUs matrices with global
+    scales become one with a number for each row, which the kernels there take.
     """
     first = weights[0]
     if any(w.quantization != first.quantization or w.data.dtype != first.data.dtype for w in weights):
         return None
     scales = [w.global_scale for w in weights if w.global_scale is not None]
-    by_row = len(scales) == len(weights) and first.data.ndim == 2 and cuda() is not None
-    if (scales and not by_row) or any((w.biases is None) != (first.biases is None) for w in weights):
+    shared = (
+        len(scales) == len(weights) > 1
+        and all(scale is scales[0] for scale in scales)
+        and (first.data.ndim == 3 or scales[0].size == 1)
+    )
+    by_row = len(scales) == len(weights) and not shared and first.data.ndim == 2 and cuda() is not None
+    if (scales and not by_row and not shared) or any((w.biases is None) != (first.biases is None) for w in weights):
         return None
     if any(w.scales is not None and first.scales is not None and w.scales.dtype != first.scales.dtype for w in weights):
         return None
@@ -145,7 +151,7 @@ def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
             [mx.broadcast_to(scale.reshape(-1), (w.shape[0],)) for scale, w in zip(scales, weights, strict=True)]
         )
         if by_row
-        else None,
+        else (scales[0] if shared else None),
     )
 
 
