@@ -8,9 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels import block_select, indexed_attention
-from arriero.kernels.cuda import indexed, indexed_choice
+from arriero.bench import gpu_flash_next
+from arriero.kernels import block_select, device, indexed_attention
+from arriero.kernels.cuda import indexed, indexed_choice, indexed_few
 from arriero.kernels.cuda.gpu import Gpu
+from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
+from arriero.model.architectures.qwen4_exp_config import Config
+from arriero.model.contract import Batch, Span
+from arriero.model.layers.rope import Rope
 from tests.helpers.cuda import SEED, error, exact, gpu
 
 __all__ = ["gpu"]
@@ -222,3 +227,75 @@ def test_a_chunk_of_queries_or_their_number_changes_no_choice(gpu: Gpu, monkeypa
     assert np.array_equal(choices(q, keys, [40], [600], 12), together)
     alone = [choices(q[i : i + 1], keys, [1], [600 + i], 12) for i in range(0, 40, 7)]
     assert np.array_equal(np.concatenate(alone), together[::7])
+
+
+@pytest.fixture(scope="module")
+def layer() -> Any:
+    """One layer of indexed attention, heads of 64, whose queries may miss blocks from the 36th token on."""
+    small = {
+        "vocab_size": 64,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "head_dim": 64,
+        "indexer_head_dim": 64,
+        "indexer_budget": 32,
+        "ple_layer_ids": [],
+    }
+    values = gpu_flash_next.config(4, **small)
+    values["rope_parameters"] = values["rope_parameters"] | {"partial_rotary_factor": 1.0}
+    read = Config.read(values)
+    files = gpu_flash_next.checkpoint(values)
+    rope = Rope(read.rope, read.shape.head_dim)
+    how = {"eps": read.shape.eps, "baked": False}
+    return IndexedAttention.load(
+        files, "model.layers.3.self_attn", mx.bfloat16, read.attention, read.index, rope, **how
+    )
+
+
+def run(layer: Any, pieces: list[list[int]], hidden: list[mx.array]) -> tuple[list[mx.array], list[list[mx.array]]]:
+    """Results of forwards of `pieces[step][row]` tokens, and what the rows' caches hold in the end."""
+    caches = [(layer.main.new_cache(), layer.indexer.new_cache()) for _ in hidden]
+    made = []
+    for lengths in pieces:
+        spans, parts, start = [], [], 0
+        for row, length in enumerate(lengths):
+            position = caches[row][0].offset
+            if length:
+                spans.append(Span(start, length, position, caches[row]))
+                parts.append(hidden[row][position : position + length])
+                start += length
+        made.append(layer(mx.concatenate(parts), Batch(mx.zeros((start,), mx.int32), spans), 0, 1))
+        mx.eval(made[-1], [array for row in caches for cache in row for array in cache.state()])
+    return made, [[*k.range(0, k.offset), i.range(0, i.offset)[0]] for k, i in caches]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [[1], [2], [4], [7], [16], [16], [3], [1], [1], [1], [1]],
+        [[60, 0, 5], [1, 1, 1], [3, 1, 2], [1, 5, 1], [1, 1, 1]],
+        [[9] * 9, [1] * 9],
+    ],
+)
+def test_a_layer_of_few_tokens_is_the_graphs(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, layer: Any, pieces: list[list[int]]
+) -> None:
+    hidden = [random(sum(step[row] for step in pieces), 128) for row in range(len(pieces[0]))]
+    taken = []
+    attend = indexed_few.attend
+
+    def spy(*args: Any, **how: Any) -> Any:
+        taken.append(how["lengths"])
+        return attend(*args, **how)
+
+    monkeypatch.setattr(indexed_few, "attend", spy)
+    ours, held = run(layer, pieces, hidden)
+    assert len(taken) == sum(max(step) <= 32 for step in pieces)
+    monkeypatch.setattr(device, "cuda", lambda: None)
+    plain, kept = run(layer, pieces, hidden)
+    for a, b in zip(ours, plain, strict=True):
+        # Both round to bfloat16 at other places, five times on the way.
+        assert error(a, exact(b)) < 2e-2
+    for mine, theirs in zip(held, kept, strict=True):
+        for x, y in zip(mine, theirs, strict=True):
+            assert error(x, exact(y)) < TOLERANCE

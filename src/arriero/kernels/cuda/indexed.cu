@@ -3,12 +3,6 @@
 // key heads, queries). Splits of a query's keys are brought together by the last block to arrive.
 namespace arriero {
 
-// One query.
-struct Listed {
-  int row;   // whose buffers
-  int here;  // where it stands
-};
-
 constexpr float NO_KEY = -1e30f;
 
 // What a query reads, in turn: BS keys of each listed block that is complete, then the incomplete block up to itself.
@@ -20,9 +14,11 @@ __device__ __forceinline__ int key_of(const int* list, int slot, int end, int co
   return list[block] < 0 ? -1 : list[block] * BS + slot % BS;
 }
 
-template <int D, int HEADS, int PER_HEAD, int SPLITS, int BS, int WIDTH, bool PLAIN>
-__device__ __forceinline__ void read_listed(const bf16* q, Side keys, Side values, const int* blocks, int here,
-                                            float* parts, u32* arrived, bf16* out, float scale, char* shared) {
+// GATED: results are multiplied by sigma of the gate that lies in `gates`, rows of GATE_ROW numbers, behind each head's query.
+template <int D, int HEADS, int PER_HEAD, int SPLITS, int BS, int WIDTH, int GATE_ROW, bool PLAIN>
+__device__ __forceinline__ void read_listed(const bf16* q, Side keys, Side values, const int* blocks, Query of,
+                                            const bf16* gates, float* parts, u32* arrived, bf16* out, float scale,
+                                            char* shared) {
   constexpr int SLICES = (PER_HEAD + 15) / 16, PADDED = SLICES * 16, STRIDE = D + 4, C = D / 32, V = D / 64;
   static_assert(THREADS == SLICES * 128, "four warps for 16 lines");
   bf16* qs = (bf16*)shared;                       // [PADDED][D]
@@ -31,13 +27,14 @@ __device__ __forceinline__ void read_listed(const bf16* q, Side keys, Side value
   int* list = (int*)(ml + 4 * PADDED * 2);        // [WIDTH]
   __shared__ bool last;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
-  const int split = blockIdx.x, head = blockIdx.y, query = blockIdx.z;
+  const int split = blockIdx.x, head = blockIdx.y, query = of.line, here = of.here;
   const int complete = (here + 1) / BS, total = WIDTH * BS + here + 1 - complete * BS;
   const int chunk = ((total + SPLITS - 1) / SPLITS + 63) & ~63;
   const int lo = split * chunk, hi = min(lo + chunk, total);
   const size_t line = (size_t)query * HEADS * PER_HEAD + head * PER_HEAD;
+  const bf16* mine_of_q = q + ((size_t)of.query * HEADS + head) * PER_HEAD * D;
   for (int i = tid; i < PADDED * D / 8; i += THREADS)
-    ((uint4*)qs)[i] = i < PER_HEAD * D / 8 ? ((const uint4*)(q + line * D))[i] : make_uint4(0, 0, 0, 0);
+    ((uint4*)qs)[i] = i < PER_HEAD * D / 8 ? ((const uint4*)mine_of_q)[i] : make_uint4(0, 0, 0, 0);
   for (int i = tid; i < WIDTH; i += THREADS) {
     const int block = blocks[(size_t)query * WIDTH + i];
     list[i] = block < complete ? block : -1;
@@ -153,7 +150,13 @@ __device__ __forceinline__ void read_listed(const bf16* q, Side keys, Side value
   auto give = [&](int r, int d, float4 a, float l) {
     // A query that reads no key yields zeros.
     const float inverse = l > 0.f ? 1.f / l : 0.f;
-    *(uint2*)(out + (line + r) * D + d) = make_uint2(pair(a.x * inverse, a.y * inverse), pair(a.z * inverse, a.w * inverse));
+    u32 v[2] = {pair(a.x * inverse, a.y * inverse), pair(a.z * inverse, a.w * inverse)};
+    if (GATE_ROW) {
+      const uint2 g = *(const uint2*)(gates + (size_t)of.query * GATE_ROW + (size_t)(2 * (head * PER_HEAD + r) + 1) * D + d);
+      v[0] = pair(low(v[0]) / (1.f + __expf(-low(g.x))), high(v[0]) / (1.f + __expf(-high(g.x))));
+      v[1] = pair(low(v[1]) / (1.f + __expf(-low(g.y))), high(v[1]) / (1.f + __expf(-high(g.y))));
+    }
+    *(uint2*)(out + (line + r) * D + d) = make_uint2(v[0], v[1]);
   };
   for (int i = tid; i < PER_HEAD * (D / 4); i += THREADS) {
     int r = i / (D / 4), d = i % (D / 4) * 4;

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from arriero.kernels.cuda.attention import HEAD_DIMS, LINES, ROWS
+from arriero.kernels.cuda.attention import HEAD_DIMS, LINES, ROWS, Launch
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import bits_of
 from arriero.kernels.cuda.source import Kernel, argument
@@ -34,20 +33,8 @@ def takes(q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], wid
     )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Launch:
-    """Spans whose buffers one launch takes."""
-
-    spans: slice
-    first: int
-    """Of their queries, on the packed axis."""
-    queries: int
-    places: mx.array
-    """int32 `[queries, 2]`: the row among these spans, and where the query stands."""
-
-
 def launches(lengths: Sequence[int], positions: Sequence[int], memo: dict[Any, Any]) -> list[Launch]:
-    """The launches of a forward, made once for all its layers."""
+    """The launches of a prompt's forward, one query a group, made once for all its layers. No buffer is written."""
     key = ("cuda listed", tuple(lengths), tuple(positions))
     found: list[Launch] | None = memo.get(key)
     if found is None:
@@ -56,15 +43,16 @@ def launches(lengths: Sequence[int], positions: Sequence[int], memo: dict[Any, A
         for first in range(0, len(lengths), ROWS):
             part = slice(first, first + ROWS)
             count = sum(lengths[part])
-            if not count:
-                continue
-            table = np.empty((count, 2), np.int32)
+            groups = np.zeros((count, 8), np.int32)
+            groups[:, 0], groups[:, 1], groups[:, 7] = np.arange(start, start + count), 1, np.arange(count)
             at = 0
             for row, (length, position) in enumerate(zip(lengths[part], positions[part], strict=True)):
-                table[at : at + length, 0] = row
-                table[at : at + length, 1] = np.arange(position, position + length)
+                groups[at : at + length, 2] = np.arange(position, position + length)
+                groups[at : at + length, 6] = row
                 at += length
-            found.append(Launch(part, start, count, argument(mx.array(table))))
+            if count:
+                rows = len(lengths[part])
+                found.append(Launch(argument(mx.array(groups)), count, rows, first, count))
             start += count
         memo[key] = found
     return found
@@ -91,17 +79,21 @@ def _counters() -> mx.array:
 
 
 @cache
-def kernel(rows: int, threads: int, shared: int) -> Kernel:
+def kernel(rows: int, threads: int, shared: int, gated: bool = False) -> Kernel:
     """The kernel for the buffers of 1 or `ROWS` rows."""
     return Kernel(
         name="indexed",
-        inputs=("q", "blocks", "places", "arrived", *(name for i in range(rows) for name in (f"k{i}", f"v{i}"))),
+        inputs=(
+            *("q", "blocks", "queries", "arrived"),
+            *(("gates",) if gated else ()),
+            *(name for i in range(rows) for name in (f"k{i}", f"v{i}")),
+        ),
         outputs=("out", "parts"),
         headers=("numbers", "strided", "indexed"),
         body="indexed_body",
         threads=threads,
         shared=shared,
-        defines=(("BUFFERED_ROWS", str(rows)),),
+        defines=(("BUFFERED_ROWS", str(rows)), ("GATES", "gates" if gated else "nullptr")),
         resident=2 if threads <= 128 else 1,
         # Caches are read where they are.
         contiguous=False,
@@ -128,32 +120,59 @@ def attend(
     memo: dict[Any, Any],
 ) -> mx.array:
     """`kernels/indexed_attention.py` for what `takes` accepted: q `[T, q_heads, D]` to the same in bfloat16."""
+    q, blocks = mx.contiguous(q), mx.contiguous(blocks)
+    outputs: list[mx.array] = []
+    start = 0
+    for launch in launches(lengths, positions, memo):
+        spans = slice(launch.first, launch.first + launch.rows)
+        listed = blocks[start : start + launch.tokens]
+        outputs.append(read(gpu, launch, q, listed, keys[spans], values[spans], scale=scale, block=block))
+        start += launch.tokens
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+def read(
+    gpu: Gpu,
+    launch: Launch,
+    q: mx.array,
+    blocks: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    *,
+    scale: float,
+    block: int,
+    gates: mx.array | None = None,
+) -> mx.array:
+    """One launch: queries of all of `q` with the launch's own lists, keys and values; `[tokens, q_heads, D]`.
+
+    `gates` are rows in which each head's query and gate stand side by side, by whose sigma results are multiplied.
+    """
     heads, dim = q.shape[1:]
     kv_heads, width = keys[0].shape[1], blocks.shape[1]
     per_head = heads // kv_heads
-    q, blocks = mx.contiguous(q), mx.contiguous(blocks)
-    outputs: list[mx.array] = []
-    for launch in launches(lengths, positions, memo):
-        part = slice(launch.first, launch.first + launch.queries)
-        k, v = padded(keys[launch.spans]), padded(values[launch.spans])
-        parts = splits(gpu, launch.queries * kv_heads, (width + 1) * block)
-        made = kernel(len(k), -(-per_head // 16) * 128, shared_bytes(per_head, dim, width))(
-            [q[part], blocks[part], launch.places, _counters(), *(x for pair in zip(k, v, strict=True) for x in pair)],
-            {
-                "D_": dim,
-                "HEADS": kv_heads,
-                "PER_HEAD": per_head,
-                "SPLITS": parts,
-                "BLOCK_": block,
-                "WIDTH": width,
-                "SCALE_BITS": bits_of(scale),
-            },
-            blocks=(parts, kv_heads, launch.queries),
-            shapes=[
-                (launch.queries, heads, dim),
-                (launch.queries * heads * parts * (dim + 4) if parts > 1 else 1,),
-            ],
-            dtypes=[mx.bfloat16, mx.float32],
-        )
-        outputs.append(made[0])
-    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+    k, v = padded(keys), padded(values)
+    parts = splits(gpu, launch.count * kv_heads, (width + 1) * block)
+    made = kernel(len(k), -(-per_head // 16) * 128, shared_bytes(per_head, dim, width), gates is not None)(
+        [
+            *(q, blocks, launch.groups, _counters()),
+            *(() if gates is None else (gates,)),
+            *(x for pair in zip(k, v, strict=True) for x in pair),
+        ],
+        {
+            "D_": dim,
+            "HEADS": kv_heads,
+            "PER_HEAD": per_head,
+            "SPLITS": parts,
+            "BLOCK_": block,
+            "WIDTH": width,
+            "GATES_": 0 if gates is None else gates.shape[1],
+            "SCALE_BITS": bits_of(scale),
+        },
+        blocks=(parts, kv_heads, launch.count),
+        shapes=[
+            (launch.tokens, heads, dim),
+            (launch.tokens * heads * parts * (dim + 4) if parts > 1 else 1,),
+        ],
+        dtypes=[mx.bfloat16, mx.float32],
+    )
+    return made[0]

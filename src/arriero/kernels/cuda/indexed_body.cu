@@ -14,13 +14,13 @@ extern __shared__ char shared_[];
   const Side values_[] = {SIDE(v0), SIDE(v1), SIDE(v2), SIDE(v3), SIDE(v4), SIDE(v5), SIDE(v6), SIDE(v7)};
 #endif
 #undef SIDE
-  const Listed query_ = ((const Listed*)places)[blockIdx.z];
+  const Query query_ = ((const Query*)queries)[blockIdx.z];
   const Side k_ = keys_[query_.row], v_ = values_[query_.row];
   const float scale_ = __int_as_float(SCALE_BITS);
-  if (k_.plain() && v_.plain())
-    read_listed<D_, HEADS, PER_HEAD, SPLITS, BLOCK_, WIDTH, true>((const bf16*)q, k_, v_, blocks, query_.here, parts,
-                                                                 (u32*)arrived, (bf16*)out, scale_, shared_);
-  else
-    read_listed<D_, HEADS, PER_HEAD, SPLITS, BLOCK_, WIDTH, false>((const bf16*)q, k_, v_, blocks, query_.here, parts,
-                                                                  (u32*)arrived, (bf16*)out, scale_, shared_);
+#define READ(plain)                                                                                     \
+  read_listed<D_, HEADS, PER_HEAD, SPLITS, BLOCK_, WIDTH, GATES_, plain>(                               \
+      (const bf16*)q, k_, v_, blocks, query_, (const bf16*)GATES, parts, (u32*)arrived, (bf16*)out, scale_, shared_)
+  if (k_.plain() && v_.plain()) READ(true);
+  else READ(false);
+#undef READ
 }

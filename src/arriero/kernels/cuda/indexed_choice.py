@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from arriero.kernels.cuda.attention import ROWS
+from arriero.kernels.cuda.attention import Launch
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.indexed import launches, padded
 from arriero.kernels.cuda.product import bits_of
@@ -39,8 +39,8 @@ def takes(q: mx.array, keys: Sequence[mx.array], budget: int) -> bool:
 
 
 @cache
-def scores_kernel(rows: int) -> Kernel:
-    """Scores for the keys of 1 or `ROWS` rows."""
+def scores_kernel(rows: int, by_query: bool) -> Kernel:
+    """Scores for the keys of 1 or `ROWS` rows; `by_query`: of one query each, and the keys lie in their caches."""
     return Kernel(
         name="indexed_scores",
         inputs=("q", "groups", *(f"k{i}" for i in range(rows))),
@@ -48,7 +48,7 @@ def scores_kernel(rows: int) -> Kernel:
         headers=("numbers", "strided", "indexed_scores"),
         body="indexed_scores_body",
         threads=128,
-        defines=(("BUFFERED_ROWS", str(rows)),),
+        defines=(("BUFFERED_ROWS", str(rows)), ("BY_QUERY", str(int(by_query)))),
         contiguous=False,
     )
 
@@ -58,9 +58,9 @@ def choice_kernel(threads: int) -> Kernel:
     """The best of each row of scores."""
     return Kernel(
         name="indexed_choice",
-        inputs=("scores", "places"),
+        inputs=("scores", "queries"),
         outputs=("out",),
-        headers=("numbers", "topk"),
+        headers=("numbers", "strided", "topk"),
         body="indexed_choice_body",
         threads=threads,
     )
@@ -98,35 +98,74 @@ def choose(
     heads, width = q.shape[1:]
     q = mx.contiguous(q)
     outputs: list[mx.array] = []
+    start = 0
     for launch in launches(lengths, positions, memo):
-        spans = slice(launch.spans.start, launch.spans.start + ROWS)
+        spans = slice(launch.first, launch.first + launch.rows)
         k = padded(keys[spans])
         furthest = max((p + n) // block for p, n in zip(positions[spans], lengths[spans], strict=True))
-        few = launch.queries <= FEW
-        count, tile = TILES[few]
+        count, tile = TILES[launch.tokens <= FEW]
         tiles = max(1, -(-furthest // tile))
         chunk = max(16, SCRATCH // (tiles * tile) // 16 * 16)
-        for first in range(0, launch.queries, chunk):
-            end = min(first + chunk, launch.queries)
-            key = ("cuda groups of queries", tuple(lengths), tuple(positions), block, heads, launch.first + first)
+        for first in range(0, launch.tokens, chunk):
+            end = min(first + chunk, launch.tokens)
+            key = ("cuda groups of queries", tuple(lengths), tuple(positions), block, heads, start + first)
             of: tuple[int, mx.array] | None = memo.get(key)
             if of is None:
                 table = groups(lengths[spans], positions[spans], block, count * 16 // heads, first, end)
                 of = memo[key] = len(table), argument(mx.array(table))
-            scores = scores_kernel(len(k))(
-                [q[launch.first + first : launch.first + end], of[1], *k],
-                {"W_": width, "H_": heads, "GROUPS": count, "KEYS": tile, "SCALE_BITS": bits_of(scale)},
+            scores = scores_kernel(len(k), False)(
+                [q[start + first : start + end], of[1], *k],
+                _template(heads, width, block, scale, launch.tokens),
                 blocks=(tiles, of[0], 1),
                 shapes=[(end - first, tiles * tile)],
                 dtypes=[mx.float32],
             )[0]
-            outputs.append(
-                choice_kernel(1024 if end - first <= gpu.multiprocessors else 256)(
-                    [scores, launch.places[2 * first :]],
-                    {"BLOCK_": block, "BUDGET": budget, "SORTED": power_of_two(budget)},
-                    blocks=(end - first, 1, 1),
-                    shapes=[(end - first, budget)],
-                    dtypes=[mx.int32],
-                )[0]
-            )
+            outputs.append(_best(gpu, scores, launch.groups[8 * first :], block, budget))
+        start += launch.tokens
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+def choose_few(
+    gpu: Gpu,
+    launch: Launch,
+    q: mx.array,
+    caches: Sequence[mx.array],
+    *,
+    scale: float,
+    block: int,
+    budget: int,
+) -> mx.array:
+    """One launch of groups of one query, whose row's keys stand in its cache `[1, 1, capacity, width]`.
+
+    The key of a block is the row of its last token. Nothing but the launch's table depends on positions.
+    """
+    heads, width = q.shape[1:]
+    k = padded(caches)
+    tile = TILES[True][1]
+    tiles = -(-max(cache.shape[2] for cache in caches) // block // tile)
+    scores = scores_kernel(len(k), True)(
+        [q, launch.groups, *k],
+        _template(heads, width, block, scale, 1),
+        blocks=(tiles, launch.count, 1),
+        shapes=[(launch.tokens, tiles * tile)],
+        dtypes=[mx.float32],
+    )[0]
+    return _best(gpu, scores, launch.groups, block, budget)
+
+
+def _template(heads: int, width: int, block: int, scale: float, queries: int) -> dict[str, int]:
+    count, tile = TILES[queries <= FEW]
+    how = {"W_": width, "H_": heads, "GROUPS": count, "KEYS": tile, "BLOCK_": block}
+    return {**how, "SCALE_BITS": bits_of(scale)}
+
+
+def _best(gpu: Gpu, scores: mx.array, queries: mx.array, block: int, budget: int) -> mx.array:
+    count = scores.shape[0]
+    made = choice_kernel(1024 if count <= gpu.multiprocessors else 256)(
+        [scores, queries],
+        {"BLOCK_": block, "BUDGET": budget, "SORTED": power_of_two(budget)},
+        blocks=(count, 1, 1),
+        shapes=[(count, budget)],
+        dtypes=[mx.int32],
+    )
+    return made[0]

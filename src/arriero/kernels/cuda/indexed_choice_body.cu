@@ -4,7 +4,7 @@
   __shared__ Counts counts_;
   __shared__ u64 best_[SORTED];
   __shared__ u32 filled_;
-  const u32 seen = (((const int*)places)[2 * blockIdx.x + 1] + 1) / BLOCK_;
+  const u32 seen = (((const Query*)queries)[blockIdx.x].here + 1) / BLOCK_;
   const float* row = scores + (size_t)blockIdx.x * scores_shape[1];
   int* to = out + (size_t)blockIdx.x * BUDGET;
   if (seen <= BUDGET) {

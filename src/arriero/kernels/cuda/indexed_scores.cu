@@ -5,15 +5,15 @@
 namespace arriero {
 
 struct Queries {
-  int first;  // on the packed axis
+  int first;  // of their scores
   int count;
   int row;    // whose keys
   int seen;   // keys that the last of them sees
 };
 
-// GROUPS groups of 16 lines, KEYS keys a block, W numbers a line.
+// `lines` are those of the first query; GROUPS groups of 16 lines, KEYS keys a block, W numbers a line.
 template <int W, int H, int GROUPS, int KEYS, bool PLAIN>
-__device__ __forceinline__ void score(const bf16* q, Side keys, Queries of, float* scores, float scale) {
+__device__ __forceinline__ void score(const bf16* lines, Side keys, Queries of, float* scores, float scale) {
   constexpr int C = W / 32, TOGETHER = 16 / H;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, gid = lane >> 2, t = lane & 3;
   const size_t width = (size_t)gridDim.x * KEYS;
@@ -23,7 +23,6 @@ __device__ __forceinline__ void score(const bf16* q, Side keys, Queries of, floa
   for (int g = 0; g < GROUPS; ++g) {
     // Lines of no query are those of the last.
     const int a = min(g * 16 + gid, of.count * H - 1), b = min(g * 16 + gid + 8, of.count * H - 1);
-    const bf16* lines = q + (size_t)of.first * H * W;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       qa[g][c] = *(const uint4*)(lines + (size_t)a * W + 32 * c + 8 * t);

@@ -1,6 +1,18 @@
 // Rows of a cache that others hold: of any strides, whole pieces of 8 where they allow it.
 namespace arriero {
 
+// One query, numbered as attention.cu's groups of one token.
+struct Query {
+  int query;       // on the packed axis
+  int count;       // 1
+  int here;        // where it stands
+  int fresh;       // first token of its row that is new, on the packed axis
+  int fresh_here;  // where that one stands
+  int capacity;    // places of the row's buffers
+  int row;         // whose buffers
+  int line;        // of the result
+};
+
 // Keys or values `[key heads, keys, D]` of one row.
 struct Side {
   const bf16* at;

@@ -11,8 +11,13 @@ from typing import Any, Self
 import mlx.core as mx
 import numpy as np
 
+from arriero.kernels import device
 from arriero.kernels.attention import attention
+from arriero.kernels.attention_part import NotReplayable
 from arriero.kernels.block_select import block_select, dense_until
+from arriero.kernels.cuda import indexed_few as cuda
+from arriero.kernels.cuda.attention import LONGEST, REPLAYED
+from arriero.kernels.cuda.source import argument
 from arriero.kernels.indexed_attention import indexed_attention
 from arriero.kernels.rope import rope
 from arriero.model.checkpoint import Checkpoint
@@ -176,6 +181,7 @@ class IndexedAttention:
     def __init__(self, main: GatedAttention, indexer: Indexer) -> None:
         self.main = main
         self.indexer = indexer
+        self._few: cuda.Indexed | None = None
 
     @classmethod
     def load(
@@ -200,6 +206,11 @@ class IndexedAttention:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int, index_slot: int) -> mx.array:
         """x `[T, hidden]` to the same; keys and values go to `slot`, index keys to `index_slot`."""
+        few = self._on_cuda(x, batch, slot, index_slot)
+        if few is not None:
+            return few
+        if REPLAYED in batch.memo:
+            raise NotReplayable("indexed attention of plain operations has its positions in its shapes")
         main, c = self.main, self.main.config
         query_gate, k, v = main.qkv(x)
         q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)
@@ -212,6 +223,65 @@ class IndexedAttention:
         y = mx.depends(y, block_keys)
         y = (y.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)
         return main.out(y.reshape(-1, c.heads * c.head_dim))
+
+    def _on_cuda(self, x: mx.array, batch: Batch, slot: int, index_slot: int) -> mx.array | None:
+        """The same for few tokens in four launches and three products; None where there is no kernel for that."""
+        gpu = device.cuda()
+        if gpu is None or not gpu.in_place or batch.coordinates is not None:
+            return None
+        lengths = [span.length for span in batch.spans]
+        if max(lengths) > LONGEST:
+            return None
+        what, angles = self._shape, self.main.rope.angles(batch)
+        caches = list(zip(batch.caches(slot), batch.caches(index_slot), strict=True))
+        held = [
+            (cache.reserve(length), index.reserve(length))
+            for (cache, index), length in zip(caches, lengths, strict=True)
+        ]
+        buffers = [part for (k, v, _), (i, _, _) in held for part in (k, v, i)]
+        if self.main.rope.interleaved or not cuda.takes(what, lengths, buffers, angles, x.dtype):
+            return None
+        parts = [part(x) for part in self.main.qkv.parts]
+        y, filled = cuda.attend(
+            gpu,
+            what,
+            parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1),
+            self.indexer.project(x),
+            angles,
+            buffers,
+            lengths=lengths,
+            positions=[span.position for span in batch.spans],
+            memo=batch.memo,
+        )
+        for row, (length, (cache, index)) in enumerate(zip(lengths, caches, strict=True)):
+            cache.commit(*filled[3 * row : 3 * row + 2], length)
+            index.commit(filled[3 * row + 2], held[row][1][1], length)
+        return self.main.out(y)
+
+    @property
+    def _shape(self) -> cuda.Indexed:
+        """What the kernels have to know of this layer, made once."""
+        if self._few is None:
+            c, index, main = self.main.config, self.indexer.config, self.main
+            turned = (index.block - 1) * main.rope.inverse
+            self._few = cuda.Indexed(
+                heads=c.heads,
+                kv_heads=c.kv_heads,
+                head_dim=c.head_dim,
+                scale=c.scale,
+                index_heads=index.heads,
+                index_dim=index.width,
+                block=index.block,
+                budget=index.budget,
+                query_gain=main.query_norm.gain.astype(mx.float32),
+                key_gain=main.key_norm.gain.astype(mx.float32),
+                eps=main.query_norm.eps,
+                index_query_gain=self.indexer.query_norm.gain.astype(mx.float32),
+                index_key_gain=self.indexer.key_norm.gain.astype(mx.float32),
+                index_eps=self.indexer.query_norm.eps,
+                back=argument(mx.array(np.stack([np.cos(turned), np.sin(turned)], -1).astype(np.float32))),
+            )
+        return self._few
 
     def _attend(
         self,
