@@ -25,6 +25,7 @@ from arriero.model.contract import Batch
 from arriero.model.layers.delta_net import load_taps
 from arriero.model.layers.host_table import ShardedTable
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.layers.replay import Hosted, hosted_key
 from arriero.runner.caches.state import NGramCache
 
 
@@ -140,6 +141,17 @@ class NGramEmbedding:
         rows: np.ndarray = batch.memo[key]
         return rows
 
+    def lookup(self, batch: Batch, slot: int) -> Hosted:
+        """The rows of the batch's n-grams, and what the caches remember of its ids; waits for the ids."""
+        c = self.config
+        tokens = self._tokens(batch, slot)
+        rows = self.table(self._rows(batch, slot).reshape(-1)).reshape(-1, c.width)
+        contexts = [
+            [ids[end : end + c.size - 1] for end in [*cache.splits(span.length), span.length]]
+            for ids, cache, span in zip(tokens, batch.caches(slot), batch.spans, strict=True)
+        ]
+        return Hosted(rows, contexts)
+
     def __call__(self, streams: mx.array, batch: Batch, slot: int) -> mx.array:
         """Streams `[T, streams, hidden]` to the same."""
         c = self.config
@@ -147,11 +159,12 @@ class NGramEmbedding:
         tails = [cache.get()[1].squeeze(0) for cache in caches]
         lengths = [span.length for span in batch.spans]
         stops = [cache.splits(length) for cache, length in zip(caches, lengths, strict=True)]
-        # The device computes the layers before this one while the host waits for the ids and collects the rows.
-        mx.async_eval(streams)  # type: ignore[no-untyped-call]
-        tokens = self._tokens(batch, slot)
-        rows = self._rows(batch, slot)
-        key, value = self.key_value(self.table(rows.reshape(-1)).reshape(-1, c.width))
+        hosted: Hosted | None = batch.memo.get(hosted_key(slot))
+        if hosted is None:
+            # The device computes the layers before this one while the host waits for the ids and collects the rows.
+            mx.async_eval(streams)  # type: ignore[no-untyped-call]
+            hosted = self.lookup(batch, slot)
+        key, value = self.key_value(hosted.rows)
         found = _gated(self.key_norm(key.reshape(streams.shape)), self.query_norm(streams), value)
         normed = self.conv_norm(found).reshape(-1, self.streams.width)
         convolved = depthwise_conv(
@@ -164,9 +177,8 @@ class NGramEmbedding:
             silu=True,
         )
         for i, cache in enumerate(caches):
-            contexts = [tokens[i][end : end + c.size - 1] for end in [*stops[i], lengths[i]]]
             ends = [*convolved.interior[i], convolved.ends[i]]
-            cache.put_ids(contexts, [tail[None] for tail in ends], lengths[i])
+            cache.put_ids(hosted.contexts[i], [tail[None] for tail in ends], lengths[i])
         return _added(streams, found, convolved.y.reshape(streams.shape))
 
 

@@ -6,7 +6,8 @@ with these as inputs, once for each form, and replayed by MLX. Positions and tab
 the device: arrays that the host has just made cost each step a fifth of a millisecond in page faults (H200). A form is
 how many tokens each row brings, and where the caches' buffers begin and end, which changes only as they grow.
 
-States of recurrences are inputs and outputs of a recording: new arrays each time, so that snapshots keep theirs.
+States of recurrences are inputs and outputs of a recording: new arrays each time, so that snapshots keep theirs. What
+the host looks up by the tokens' ids is an input too.
 
 Only a forward whose every memory is such a state, or is read by kernels that take positions from those tables, can be
 replayed. A model that does otherwise is found out while it is recorded, and runs layer by layer from then on.
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from arriero.kernels import device
 from arriero.kernels.attention_part import NotReplayable
@@ -29,7 +31,7 @@ from arriero.kernels.cuda.source import argument
 from arriero.model.contract import Batch, Hidden, Span
 from arriero.model.layers.rope import Rope
 from arriero.runner.caches.linear import LinearCache
-from arriero.runner.caches.state import RecurrentCache
+from arriero.runner.caches.state import NGramCache, RecurrentCache
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,23 @@ STEP = [0, 0, 1, 0, 1, 0, 0, 0]
 
 Form = tuple[Any, ...]
 
-Replayed = LinearCache | RecurrentCache
+Replayed = LinearCache | RecurrentCache | NGramCache
 """Memories that a recording can stand for."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hosted:
+    """What the host has found for the tokens of a forward, for one slot of n-grams."""
+
+    rows: mx.array
+    """`[T, width]`."""
+    contexts: Sequence[Sequence[np.ndarray]]
+    """Of each span the ids int32 that its cache has after each stop and at the end."""
+
+
+def hosted_key(slot: int) -> tuple[str, int]:
+    """Where in a forward's memo it is, if it is known before the forward is built."""
+    return "looked up", slot
 
 
 class _Slot:
@@ -90,6 +107,10 @@ class _StateSlot:
         self.made = [tuple(state) for state in states]
         self.alone = alone
 
+    def put_ids(self, contexts: Sequence[np.ndarray], tails: Sequence[mx.array], length: int) -> None:
+        """Outputs of the recording; what the ids are, the host says each time."""
+        self.made = [(tail,) for tail in tails]
+
     def __getattr__(self, name: str) -> Any:
         raise NotReplayable(f"a recurrence asks its cache for {name}")
 
@@ -98,7 +119,7 @@ Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Tokens of a group, bases and capacities: what tables of groups differ by."""
 
 Held = tuple[mx.array, mx.array, int | tuple[int, ...]]
-"""A cache's buffers, and the position of their first place; or a recurrence's tail and state, and its stops."""
+"""A cache's buffers, and the position of their first place; or the arrays of a state, and its stops."""
 
 
 @dataclass(slots=True)
@@ -111,6 +132,8 @@ class _Seen:
     run: Callable[[list[mx.array]], list[mx.array]] | None = None
     alone: bool = False
     """Whether the states that a recording gives have memory of their own."""
+    head_input: bool = False
+    """Whether it gives what a head for drafts takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +156,15 @@ class Replay:
         self._next: _Places | None = None
         self._refused = False
 
-    def __call__(self, batch: Batch) -> Hidden:
-        """The forward, replayed where one of its form was seen before."""
-        if self._refused or not _replayable(batch):
+    def possible(self, batch: Batch) -> bool:
+        """Whether a forward may be replayed, so that what it needs of the host is worth looking up at once."""
+        return not self._refused and _replayable(batch)
+
+    def __call__(self, batch: Batch, hosted: Mapping[int, Hosted] | None = None) -> Hidden:
+        """The forward, replayed where one of its form was seen before; `hosted` by the slots of n-grams."""
+        hosted = {} if hosted is None else hosted
+        batch.memo.update({hosted_key(slot): found for slot, found in hosted.items()})
+        if not self.possible(batch) or len(hosted) != sum(isinstance(c, NGramCache) for c in batch.spans[0].caches):
             return self._forward(batch)
         slots = range(len(batch.spans[0].caches))
         caches: list[list[Replayed]] = [batch.caches(slot) for slot in slots]
@@ -152,13 +181,16 @@ class Replay:
             seen.times += 1
             return self._forward(batch)
         if seen.run is None:
-            seen.run = self._recorded(batch, buffers, seen)
+            seen.run = self._recorded(batch, buffers, seen, list(hosted))
         places = self._places(form, batch, seen)
         furthest = max(span.position + span.length for span in batch.spans)
         held = [rope.held(furthest) for rope in seen.ropes]
         try:
             final, *rest = seen.run(
-                [batch.tokens, *places, *held, *(part for of in buffers for b in of for part in b[:2])]
+                [
+                    *(batch.tokens, *places, *held, *(found.rows for found in hosted.values())),
+                    *(part for of in buffers for b in of for part in b[:2]),
+                ]
             )
         except NotReplayable as reason:
             log.info("decode steps are built layer by layer: %s", reason)
@@ -166,20 +198,24 @@ class Replay:
             self._forms.clear()
             return self._forward(batch)
         taps = rest.pop(0) if batch.taps else None
+        head_input = rest.pop(0) if seen.head_input else None
         after = [span.position + span.length for span in batch.spans]
         left = iter(rest)
-        for of_slot, held_of in zip(caches, buffers, strict=True):
-            for span, cache, (_, _, where) in zip(batch.spans, of_slot, held_of, strict=True):
+        for slot, (of_slot, held_of) in enumerate(zip(caches, buffers, strict=True)):
+            for row, (span, cache, (_, _, where)) in enumerate(zip(batch.spans, of_slot, held_of, strict=True)):
                 if isinstance(where, int):
                     assert isinstance(cache, LinearCache)
                     cache.commit_in_place(span.length, final)
+                elif isinstance(cache, NGramCache):
+                    tails = [next(left) for _ in range(len(where) + 1)]
+                    cache.put_ids(hosted[slot].contexts[row], tails, span.length)
                 else:
                     assert isinstance(cache, RecurrentCache)
                     states = [(next(left), next(left)) for _ in range(len(where) + 1)]
                     cache.advance(states, span.length, alone=seen.alone)
         found = list(left)
         self._next = _Places(form, after, found) if found else None
-        return Hidden(final, taps)
+        return Hidden(final, taps, head_input)
 
     def _first(self, form: Form, batch: Batch) -> Hidden:
         """A form that is new runs as ever, and shows which ropes and tables it needs."""
@@ -206,11 +242,12 @@ class Replay:
         return made
 
     def _recorded(
-        self, batch: Batch, buffers: list[list[Held]], seen: _Seen
+        self, batch: Batch, buffers: list[list[Held]], seen: _Seen, hosted: list[int]
     ) -> Callable[[list[mx.array]], list[mx.array]]:
-        """The forward as a function of tokens, places, tables of angles and buffers.
+        """The forward as a function of tokens, places, tables of angles, what the host found for slots, and buffers.
 
-        Gives the final states, the taps if there are any, and where each row has one token also the next places.
+        Gives the final states, the taps and the head's input if there are any, states, and where each row has one token
+        also the next places.
         """
         places = [[where for _, _, where in of_slot] for of_slot in buffers]
         shapes = [(span.start, span.length, span.position) for span in batch.spans]
@@ -234,15 +271,19 @@ class Replay:
             for rope in seen.ropes:
                 angles = memo["rope", rope] = mx.take(next(left), positions[:total], axis=0)
                 cuda.give_angles(memo, angles)
+            nothing: list[list[np.ndarray]] = [[] for _ in lengths]
+            for slot in hosted:
+                memo[hosted_key(slot)] = Hosted(next(left), nothing)
             slots = [[_slot(next(left), next(left), where) for where in of_slot] for of_slot in places]
             spans = [
                 Span(start, length, position, [of_slot[row] for of_slot in slots])
                 for row, (start, length, position) in enumerate(shapes)
             ]
             made = self._forward(Batch(tokens, spans, taps, memo=memo))
-            outputs = [made.final] if made.taps is None else [made.final, made.taps]
+            seen.head_input = made.head_input is not None
+            outputs = [part for part in (made.final, made.taps, made.head_input) if part is not None]
             states = [slot for of_slot in slots for slot in of_slot if isinstance(slot, _StateSlot)]
-            seen.alone = all(slot.alone for slot in states)
+            seen.alone = all(slot.alone for slot in states if len(slot.made[0]) > 1)
             outputs += [array for slot in states for state in slot.made for array in state]
             if steady:
                 outputs.append(positions + 1)
@@ -274,7 +315,7 @@ def _replayable(batch: Batch) -> bool:
         and not batch.features
         and max(span.length for span in batch.spans) <= LONGEST
         and batch.coordinates is None
-        and all(isinstance(cache, LinearCache | RecurrentCache) for span in batch.spans for cache in span.caches)
+        and all(isinstance(cache, Replayed) for span in batch.spans for cache in span.caches)
     )
 
 
