@@ -133,10 +133,10 @@ def test_a_draft_that_is_forced_still_computes_its_guess(monkeypatch: pytest.Mon
     assert computed.count(7) > 8
 
 
-def test_mlx_lm_runs_every_shape() -> None:
+def test_mlx_lm_runs_shapes_of_each_family() -> None:
     pytest.importorskip("mlx_lm")
-    for name in CONFIGS:
-        config = small(name, num_hidden_layers=1 if name == "Qwen3-8B" else 4, vocab_size=128, hidden_size=128)
+    for name in ("Qwen3-30B-A3B", "Qwen3.5-35B-A3B", "Gemma-4-31B"):
+        config = small(name, num_hidden_layers=1 if name == "Qwen3-30B-A3B" else 4, vocab_size=128, hidden_size=128)
         found = gpu_mlx_lm.measured(gpu_mlx_lm.random_mlx_lm(config, NVFP4), vocab=128, context=2, prompt=2, steps=2)
         assert found.step > 0
         assert found.prefill > 0

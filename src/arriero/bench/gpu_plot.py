@@ -118,5 +118,7 @@ def _bars(axes: Axes, names: list[str], parts: list[tuple[str, list[float]]]) ->
         )
         axes.bar_label(bars, ["" if np.isnan(value) else f"{value:.0f}" for value in values], fontsize=7)
     axes.set_xticks(at, names, fontsize=8)
-    axes.legend(fontsize=8)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.margins(y=0.3)
+    axes.legend(fontsize=8, ncols=len(parts), loc="upper right")
     axes.grid(visible=True, axis="y", alpha=0.3)

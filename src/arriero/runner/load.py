@@ -36,6 +36,9 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 PREFILLS = ("exact", "int8")
 
 WARM_UP_TOKENS = 33
+WARM_UP_REPLY = 4
+GPU_REPLY = 16
+"""On NVIDIA GPUs long enough for rounds of whole blocks of drafts, which have kernels of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,8 @@ def load(
 
 def warm_up(engine: Engine) -> None:
     """Answer once, so that kernels are built and pages touched before the first request; raises LoadError."""
-    length = min(WARM_UP_TOKENS, engine.limits.context_length - 4)
+    reply = WARM_UP_REPLY if cuda() is None else GPU_REPLY
+    length = min(WARM_UP_TOKENS, engine.limits.context_length - reply)
     if length < 1:
         raise LoadError(f"a context of {engine.limits.context_length} tokens is too short to answer anything")
     tokens = [i % engine.model.facts.vocab_size for i in range(length)]
@@ -140,7 +144,11 @@ def warm_up(engine: Engine) -> None:
         for row in range(rows):
             engine.submit(
                 Submit(
-                    id=f"warm-up {row}", tokens=tokens, max_tokens=4, stop_tokens=[], sampling=SamplingOptions(seed=0)
+                    id=f"warm-up {row}",
+                    tokens=tokens,
+                    max_tokens=reply,
+                    stop_tokens=[],
+                    sampling=SamplingOptions(seed=0),
                 )
             )
         while engine.busy:

@@ -314,7 +314,7 @@ def test_another_predecessor_changes_the_scores_of_the_next_row_only() -> None:
     found = []
     for first in (4, 9):
         pick = Picks([first, 8, 8, 8, 8, 8, 8])
-        draft.selector.walk(states, logits, mx.array([1]), pick)
+        draft.selector.walk(draft.selector.prepared(states, logits), mx.array([1]), pick)
         found.append(pick.scores)
     same = [bool(np.array_equal(a, b)) for a, b in zip(*found, strict=True)]
     assert same == [True, False, True, True, True, True, True]
@@ -327,7 +327,6 @@ def test_codebooks_may_be_named_as_converters_name_them() -> None:
         checkpoint.tensors[f"{name}.weight"] = checkpoint.tensors.pop(name)
     draft = load(checkpoint, target_of("dflash2"))
     assert isinstance(draft, SelectingBlockDraft)
-    path = draft.selector.walk(
-        mx.array(golden["states0"][1:]), mx.array(golden["logits0"]), mx.array([int(golden["anchor0"])]), Picks()
-    )
+    prepared = draft.selector.prepared(mx.array(golden["states0"][1:]), mx.array(golden["logits0"]))
+    path = draft.selector.walk(prepared, mx.array([int(golden["anchor0"])]), Picks())
     assert path.tolist() == golden["path0"].tolist()

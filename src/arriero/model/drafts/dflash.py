@@ -15,6 +15,7 @@ from arriero.model.contract import Batch, Cache, Draft, DraftFacts, Model, Pick,
 from arriero.model.drafts.chain import single_span
 from arriero.model.drafts.dflash_config import Config
 from arriero.model.drafts.dflash_layers import ContextEncoder, Layer
+from arriero.model.drafts.dflash_placed import PlacedBlocks
 from arriero.model.drafts.fit import expect_same, expect_taken, expect_taps, expect_token
 from arriero.model.layers.decoder import arrays
 from arriero.model.layers.embedding import Embedding
@@ -54,6 +55,7 @@ class BlockDraft(Draft):
         self.norm = norm
         self.table = table
         self.head = head
+        self.placed = PlacedBlocks(self)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, target: Model, dtype: mx.Dtype) -> Self:
@@ -136,13 +138,21 @@ class BlockDraft(Draft):
 
     def propose(self, batch: Batch, states: mx.array, anchor: mx.array, count: int, pick: Pick) -> mx.array:
         span = single_span(batch, count, self.facts.limit)
-        if span.length:
-            self.commit(batch, states)
-        return self.guess(self.block(anchor, count, span), anchor, pick)
+        prepared = self.placed(span, states, anchor, count)
+        if prepared is None:
+            if span.length:
+                self.commit(batch, states)
+            prepared = self.prepared(self.block(anchor, count, span))
+        return self.guess(prepared, anchor, pick)
 
-    def guess(self, states: mx.array, anchor: mx.array, pick: Pick) -> mx.array:
-        """Tokens int32 `[count]` of a block's states, each row by itself."""
-        return pick(self.logits(states)).astype(mx.int32)
+    def prepared(self, states: mx.array) -> list[mx.array]:
+        """What `guess` needs of a block's final states `[count, hidden]`."""
+        return [self.logits(states)]
+
+    def guess(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
+        """Tokens int32 `[count]` of a block, each row by itself."""
+        (logits,) = prepared
+        return pick(logits).astype(mx.int32)
 
     def parameters(self) -> Iterable[mx.array]:
         return list({id(array): array for array in arrays(self.parts())}.values())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels.device import on_cpu
 from arriero.kernels.topk import top_k_values
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Pick
@@ -28,6 +30,7 @@ class CandidateSelector:
         self.predecessors = predecessors
         self.successors = successors
         self.project = project
+        self._compiled: Callable[[mx.array, mx.array, mx.array], mx.array] = mx.compile(self._scores)
 
     @classmethod
     def load(
@@ -55,20 +58,30 @@ class CandidateSelector:
         values, tokens = top_k_values(logits.astype(mx.float32), min(self.config.top_k, logits.shape[-1]))
         return values, tokens
 
-    def walk(self, states: mx.array, logits: mx.array, anchor: mx.array, pick: Pick) -> mx.array:
-        """Tokens int32 `[n]` for rows `states` `[n, hidden]`, picked one after another from `anchor` on.
-
-        `pick` sees each row's candidates with the scores that its predecessor, as picked, gives them.
+    def prepared(self, states: mx.array, logits: mx.array) -> list[mx.array]:
+        """For rows `states` `[n, hidden]`: candidates' logits and tokens, `[n, k]`, and their numbers `[n, k, rank]`,
+        whose product with those of the token before is what it adds.
         """
         unary, tokens = self.candidates(logits)
         rows = self.successors(tokens.reshape(-1)).reshape(*tokens.shape, -1).astype(mx.float32)
-        keys = rows * self.project(states).astype(mx.float32)[:, None]
+        return [unary, tokens, rows * self.project(states).astype(mx.float32)[:, None]]
+
+    def walk(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
+        """Tokens int32 `[n]` of what `prepared` gave, picked one after another from `anchor` on.
+
+        `pick` sees each row's candidates with the scores that its predecessor, as picked, gives them.
+        """
+        unary, tokens, keys = prepared
+        scores = self._scores if on_cpu() else self._compiled
         chosen = [anchor.astype(mx.int32)]
-        for row in range(states.shape[0]):
-            before = self.predecessors(chosen[-1]).astype(mx.float32)
-            scores = unary[row : row + 1] + (keys[row] * before).sum(axis=-1)[None]
-            chosen.append(pick(scores, tokens[row : row + 1]).astype(mx.int32))
+        for row in range(unary.shape[0]):
+            of_row = scores(chosen[-1], unary[row : row + 1], keys[row])
+            chosen.append(pick(of_row, tokens[row : row + 1]).astype(mx.int32))
         return mx.concatenate(chosen[1:])
+
+    def _scores(self, before: mx.array, unary: mx.array, keys: mx.array) -> mx.array:
+        """Of candidates `[1, k]` behind a token `[1]`."""
+        return unary + (keys * self.predecessors(before).astype(mx.float32)).sum(axis=-1)[None]
 
 
 class SelectingBlockDraft(BlockDraft):
@@ -95,8 +108,11 @@ class SelectingBlockDraft(BlockDraft):
             hidden=config.hidden,
         )
 
-    def guess(self, states: mx.array, anchor: mx.array, pick: Pick) -> mx.array:
-        return self.selector.walk(states, self.logits(states), anchor, pick)
+    def prepared(self, states: mx.array) -> list[mx.array]:
+        return self.selector.prepared(states, self.logits(states))
+
+    def guess(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
+        return self.selector.walk(prepared, anchor, pick)
 
     def parts(self) -> list[Any]:
         return [*super().parts(), self.selector]

@@ -7,11 +7,14 @@ from typing import Self
 
 import mlx.core as mx
 
+from arriero.kernels import device
 from arriero.kernels.attention import attention
+from arriero.kernels.cuda import attention as cuda
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.drafts.dflash_config import Config
 from arriero.model.drafts.dflash_conv import GroupedDynamicConv
+from arriero.model.drafts.dflash_placed import PLACED, Placed
 from arriero.model.layers.attention import AttentionConfig
 from arriero.model.layers.linear import FusedLinear, Linear
 from arriero.model.layers.mlp import GatedMLP
@@ -125,6 +128,9 @@ class Attention:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """Rows of blocks `[T, hidden]` to the same; the caches are read only."""
+        placed: Placed | None = batch.memo.get(PLACED)
+        if placed is not None:
+            return self.out(self._placed(x, placed, slot))
         c = self.config
         q = self.rope(self.query_norm(self.query(x).reshape(-1, c.heads, c.head_dim)), batch)
         k, v = self._keys_values(x, batch)
@@ -152,6 +158,31 @@ class Attention:
             gate = mx.logaddexp(self.gate(x).astype(mx.float32), 0.0)
             y = (y.astype(mx.float32) * gate[..., None]).astype(x.dtype)
         return self.out(y.reshape(-1, c.heads * c.head_dim))
+
+    @property
+    def shape(self) -> cuda.Shape:
+        """As the CUDA kernel takes it."""
+        c = self.config
+        return cuda.Shape(c.heads, c.kv_heads, c.head_dim, c.scale, c.window, all_new=not self.causal)
+
+    def _placed(self, x: mx.array, placed: Placed, slot: int) -> mx.array:
+        """The same for a block whose keys, and those of the new states before it, the kernel puts into the caches."""
+        gpu = device.cuda()
+        assert gpu is not None
+        both = mx.concatenate([placed.context, x])
+        # The states' queries are never read.
+        queries = mx.pad(self.query(x), [(placed.context.shape[0], 0), (0, 0)])
+        return cuda.behind(
+            gpu,
+            self.shape,
+            mx.concatenate([queries, *(matrix(both) for matrix in self.key_value.matrices)], axis=-1),
+            placed.angles,
+            placed.buffers[slot],
+            placed.groups[slot],
+            tokens=x.shape[0],
+            query_norm=self.query_norm.pair,
+            key_norm=self.key_norm.pair,
+        )
 
     def _keys_values(self, x: mx.array, batch: Batch) -> tuple[mx.array, mx.array]:
         """Keys and values `[1, kv_heads, T, D]` at the batch's positions."""

@@ -61,6 +61,11 @@ class LinearCache(ABC):
         return self._base
 
     @property
+    def room(self) -> int:
+        """Positions that can be written before the buffers grow or move."""
+        return self._base + self._capacity - self._offset
+
+    @property
     def written(self) -> mx.array | None:
         """What is computed once the last write in place has happened; None where the buffers themselves say so."""
         return self._written
