@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -52,6 +54,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def executed(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """The GPU where there is one, else the kernels are executed on the CPU."""
     return device.cuda() or emulate(monkeypatch)
+
+
+@contextmanager
+def plain_mlx(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plain MLX on the CPU: on a GPU its quantised products take up to half a minute each to compile."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "cuda", lambda: None)
+            yield
+    finally:
+        mx.set_default_device(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from arriero.bench import gpu_flash_next
-from arriero.kernels import block_select, device, indexed_attention
+from arriero.kernels import block_select, indexed_attention
 from arriero.kernels.cuda import indexed, indexed_choice, indexed_few
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.contract import Batch, Span
 from arriero.model.layers.rope import Rope
-from tests.helpers.cuda import SEED, error, exact, gpu
+from tests.helpers.cuda import SEED, error, exact, gpu, plain_mlx
 
 __all__ = ["gpu"]
 
@@ -291,8 +291,9 @@ def test_a_layer_of_few_tokens_is_the_graphs(
     monkeypatch.setattr(indexed_few, "attend", spy)
     ours, held = run(layer, pieces, hidden)
     assert len(taken) == sum(max(step) <= 32 for step in pieces)
-    monkeypatch.setattr(device, "cuda", lambda: None)
-    plain, kept = run(layer, pieces, hidden)
+    with plain_mlx(monkeypatch):
+        plain, kept = run(layer, pieces, hidden)
+        mx.eval(plain, kept)
     for a, b in zip(ours, plain, strict=True):
         # Both round to bfloat16 at other places, five times on the way.
         assert error(a, exact(b)) < 2e-2

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels import device
 from arriero.kernels.cuda import streams as cuda
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.model.architectures import qwen4_exp_streams as module
@@ -16,7 +15,7 @@ from arriero.model.architectures.qwen4_exp_streams import StreamNorm, StreamRead
 from arriero.model.layers.linear import Linear
 from arriero.model.quantization import Quantization
 from arriero.model.weight import Weight
-from tests.helpers.cuda import SEED, error, exact, gpu
+from tests.helpers.cuda import SEED, error, exact, gpu, plain_mlx
 
 __all__ = ["gpu"]
 
@@ -52,9 +51,11 @@ def reader(count: int, hidden: int, rank: int, how: Quantization | None, inject:
 def both(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, Any]:
     """What it gives with the kernels, and without."""
     ours = run()
-    with monkeypatch.context() as patch:
-        patch.setattr(device, "cuda", lambda: None)
-        return ours, run()
+    mx.eval(ours)
+    with plain_mlx(monkeypatch):
+        plain = run()
+        mx.eval(plain)
+    return ours, plain
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -143,7 +144,7 @@ def test_what_was_written_is_there_whoever_reads_it(gpu: Gpu, monkeypatch: pytes
     one = write(streams, y, weights)
     two = write(one, -y, weights)
     ours = settled(two)
-    monkeypatch.setattr(device, "cuda", lambda: None)
-    assert not isinstance(write(streams, y, weights), module.Written)
-    assert error(ours, exact(settled(write(write(streams, y, weights), -y, weights)))) < TOLERANCE
+    with plain_mlx(monkeypatch):
+        assert not isinstance(write(streams, y, weights), module.Written)
+        assert error(ours, exact(settled(write(write(streams, y, weights), -y, weights)))) < TOLERANCE
     assert error(ours, exact(streams)) < 1e-2
