@@ -16,9 +16,9 @@ from arriero.model.architectures import load_model
 from arriero.model.contract import Batch, Span
 from arriero.runner.caches.state import WholeState
 from tests.helpers.bits import same
-from tests.helpers.cuda import gpu, plain_mlx
+from tests.helpers.cuda import executed, gpu, plain_mlx
 
-__all__ = ["gpu"]
+__all__ = ["executed", "gpu"]
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
@@ -82,7 +82,7 @@ def steps(forward: Any, caches: list[Any], start: int, count: int) -> list[mx.ar
     return [*made, *(array for row in caches for cache in row for array in cache.state())]
 
 
-def test_steps_and_their_states_are_the_same_replayed(gpu: Gpu, model: Any, recorded: list[object]) -> None:
+def test_steps_and_their_states_are_the_same_replayed(executed: Gpu, model: Any, recorded: list[object]) -> None:
     plain = steps(model._by_layers, [model.new_caches(), model.new_caches()], 0, 3)
     assert not recorded
     again = steps(model.forward, [model.new_caches(), model.new_caches()], 0, 3)

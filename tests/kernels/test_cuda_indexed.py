@@ -16,9 +16,9 @@ from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
 from arriero.model.contract import Batch, Span
 from arriero.model.layers.rope import Rope
-from tests.helpers.cuda import SEED, error, exact, gpu, plain_mlx
+from tests.helpers.cuda import SEED, error, exact, executed, gpu, plain_mlx
 
-__all__ = ["gpu"]
+__all__ = ["executed", "gpu"]
 
 TOLERANCE = 5e-3
 BLOCK = 4
@@ -111,7 +111,7 @@ def test_rows_have_caches_of_their_own(gpu: Gpu) -> None:
     check([1] * 11, [40 * i for i in range(11)], capacity=8)
 
 
-def test_rows_bring_different_numbers_of_queries(gpu: Gpu) -> None:
+def test_rows_bring_different_numbers_of_queries(executed: Gpu) -> None:
     check([3, 1, 9], [333, 20, 0])
 
 
@@ -132,7 +132,7 @@ def how(lengths: list[int], positions: list[int]) -> dict[str, Any]:
     return {"scale": 64**-0.5, "block": BLOCK, "lengths": lengths, "positions": positions}
 
 
-def test_keys_of_any_strides(gpu: Gpu) -> None:
+def test_keys_of_any_strides(executed: Gpu) -> None:
     q, blocks = random(2, 6, 64), mx.array(lists(2, 50, 20))
     k, v = random(1, 202, 2, 64).swapaxes(1, 2), random(1, 2, 64, 202).swapaxes(2, 3)
     y = indexed_attention.indexed_attention(q, [k], [v], blocks, **how([2], [200]))
@@ -202,7 +202,7 @@ def test_choices_equal_a_full_sort(
     assert got.tolist() == want
 
 
-def test_keys_of_blocks_are_read_where_they_are(gpu: Gpu) -> None:
+def test_keys_of_blocks_are_read_where_they_are(executed: Gpu) -> None:
     q, rows = whole(2, 4, 32), whole(1, 1, 512, 32)
     every = rows[0, 0, BLOCK - 1 :: BLOCK]
     want = best(q, every, range(400, 402), BLOCK, 10)
@@ -211,7 +211,7 @@ def test_keys_of_blocks_are_read_where_they_are(gpu: Gpu) -> None:
     assert choices(q, [turned], [2], [400], 10).tolist() == want
 
 
-def test_equal_scores_and_none_at_all(gpu: Gpu) -> None:
+def test_equal_scores_and_none_at_all(executed: Gpu) -> None:
     q = mx.ones((1, 4, 32), mx.bfloat16)
     # Every product is below zero, so all scores are zero.
     assert choices(q, [-mx.ones((500, 32), mx.bfloat16)], [1], [1999], 30).tolist() == [list(range(30))]

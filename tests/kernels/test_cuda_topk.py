@@ -9,9 +9,9 @@ import pytest
 from arriero.kernels import topk
 from arriero.kernels.cuda import topk as cuda
 from arriero.kernels.cuda.gpu import Gpu
-from tests.helpers.cuda import SEED, gpu
+from tests.helpers.cuda import SEED, executed, gpu
 
-__all__ = ["gpu"]
+__all__ = ["executed", "gpu"]
 
 NAN, INF = float("nan"), float("inf")
 
@@ -39,7 +39,7 @@ def test_rows_of_several_pieces(gpu: Gpu, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 9])
-def test_equal_ones_infinities_and_what_is_no_number(gpu: Gpu, k: int) -> None:
+def test_equal_ones_infinities_and_what_is_no_number(executed: Gpu, k: int) -> None:
     rows = [
         [1.0, 7.0, NAN, 7.0, 3.0, -INF, 7.0, NAN, 7.0],
         [-INF] * 9,
@@ -51,7 +51,7 @@ def test_equal_ones_infinities_and_what_is_no_number(gpu: Gpu, k: int) -> None:
         check(mx.array(rows).astype(dtype), k)
 
 
-def test_all_equal_over_pieces(gpu: Gpu) -> None:
+def test_all_equal_over_pieces(executed: Gpu) -> None:
     check(mx.zeros((1, cuda.PIECE + 40), mx.bfloat16), 60)
 
 
