@@ -10,12 +10,14 @@ import pytest
 
 from arriero.bench.gpu_models import random_model
 from arriero.bench.gpu_shapes import CONFIGS
+from arriero.kernels import device
 from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.source import Kernel
 from arriero.model.contract import Batch, Span
 from arriero.model.quantization import Quantization
 from arriero.runner.caches.state import RecurrentCache
 from tests.helpers.bits import same
-from tests.helpers.cuda import executed
+from tests.helpers.cuda import error, exact, executed
 
 __all__ = ["executed"]
 
@@ -33,6 +35,9 @@ SMALL = {
     "vocab_size": 64,
 }
 DENSE = CONFIGS["Qwen3.8-27B"] | SMALL | {"intermediate_size": 128}
+SPARSE = CONFIGS["Qwen3.5-35B-A3B"] | SMALL
+SPARSE |= {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 6}
+SPARSE |= {"num_experts_per_tok": 2}
 
 
 @pytest.fixture
@@ -49,13 +54,48 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return made
 
 
+def model_of(config: dict[str, Any]) -> Any:
+    mx.random.seed(11)
+    return random_model(config, Quantization("nvfp4", 4, 16))
+
+
 @pytest.fixture
 def dense(executed: Gpu) -> Any:
-    return random_model(DENSE, Quantization("nvfp4", 4, 16))
+    return model_of(DENSE)
 
 
 def states(caches: Sequence[Any]) -> list[mx.array]:
     return [array for cache in caches for array in cache.state()]
+
+
+@pytest.mark.parametrize("config", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_kernels_give_what_plain_operations_give(
+    executed: Gpu, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(config)
+    launched: list[str] = []
+    run = Kernel.__call__
+
+    def count(kernel: Kernel, *args: Any, **how: Any) -> list[mx.array]:
+        launched.append(kernel.name)
+        return run(kernel, *args, **how)
+
+    monkeypatch.setattr(Kernel, "__call__", count)
+
+    def steps() -> list[mx.array]:
+        caches, made = model.new_caches(), []
+        for position in range(2):
+            batch = Batch(mx.array([5 + position], mx.int32), [Span(0, 1, position, caches)])
+            made.append(model._by_layers(batch).final)
+            mx.eval(made[-1])
+        return made + [array.astype(mx.float32) for array in states(caches[:1])]
+
+    ours = steps()
+    assert set(launched) >= {"product", "dense", "gated_delta", "gated_heads", "gate_heads", "attention"}
+    assert ({"router", "mixture_inner", "mixture_down"} <= set(launched)) == ("num_experts" in config)
+    monkeypatch.setattr(device, "cuda", lambda: None)
+    for a, b in zip(ours, steps(), strict=True):
+        assert error(a, exact(b)) < 0.03
 
 
 def test_steps_and_their_states_are_the_same_replayed(dense: Any, recorded: list[object]) -> None:

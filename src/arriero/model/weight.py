@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
-from arriero.kernels.device import cuda
+from arriero.kernels import device
 from arriero.kernels.packed import Packed, pack
 from arriero.model.quantization import Mode, Quantization
 
@@ -129,7 +129,7 @@ def concatenate_rows(weights: Sequence[Weight]) -> Weight | None:
         and all(scale is scales[0] for scale in scales)
         and (first.data.ndim == 3 or scales[0].size == 1)
     )
-    by_row = len(scales) == len(weights) and not shared and first.data.ndim == 2 and cuda() is not None
+    by_row = len(scales) == len(weights) and not shared and first.data.ndim == 2 and device.cuda() is not None
     if (scales and not by_row and not shared) or any((w.biases is None) != (first.biases is None) for w in weights):
         return None
     if any(w.scales is not None and first.scales is not None and w.scales.dtype != first.scales.dtype for w in weights):

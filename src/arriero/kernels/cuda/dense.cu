@@ -17,6 +17,11 @@ struct Dense {
   float eps;
 };
 
+__device__ __forceinline__ float greatest_of_warp(float v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+  return v;
+}
 __device__ __forceinline__ float dot(uint4 a, uint4 b) {
   return (low(a.x) * low(b.x) + high(a.x) * high(b.x)) + (low(a.y) * low(b.y) + high(a.y) * high(b.y)) +
          ((low(a.z) * low(b.z) + high(a.z) * high(b.z)) + (low(a.w) * low(b.w) + high(a.w) * high(b.w)));

@@ -10,6 +10,7 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import GroupedAttention
 from arriero.model.layers.delta_net import GatedDeltaNet
+from arriero.model.layers.experts import SharedSparseMLP, SparseMLP
 from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
@@ -33,7 +34,7 @@ class FeedForward(Protocol):
 class PreNormBlock:
     """`x += mixer(norm(x)); x += feed_forward(norm(x))`.
 
-    Attention, delta nets and gated networks take in the norm before them, and some are one operation then.
+    Attention, delta nets, gated networks and mixtures take in the norm before them; some are one operation then.
     """
 
     def __init__(self, mixer: Mixer, feed_forward: FeedForward, before: RMSNorm, between: RMSNorm) -> None:
@@ -90,5 +91,7 @@ class PreNormBlock:
         branch = self.mixer(x if self.before is None else self.before(x), batch, slot)
         if self.gated is not None:
             return self.gated(x, branch)
+        if isinstance(self.feed_forward, SparseMLP | SharedSparseMLP):
+            return self.feed_forward.after(x, branch, self.between)
         x, normed = self.between.of_sum(x, branch)
         return x + self.feed_forward(normed)

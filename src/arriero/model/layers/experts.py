@@ -16,11 +16,13 @@ from arriero.kernels.gather_matmul import (
     gather_packed_matmul,
     gather_quantized_matmul,
 )
+from arriero.kernels.sparse_part import SparsePart
 from arriero.kernels.topk import top_k
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
-from arriero.model.layers.linear import Linear, expect_shape
+from arriero.model.layers.linear import Linear, expect_shape, matrix
 from arriero.model.layers.mlp import Activation, GatedMLP, gated
+from arriero.model.layers.norm import RMSNorm
 from arriero.model.weight import Weight, concatenate_rows, stack_experts
 
 SORT_FROM = 64
@@ -211,10 +213,19 @@ class SparseMLP:
     def __init__(self, router: Router, experts: Experts) -> None:
         self.router = router
         self.experts = experts
+        self.part = sparse_part(router, experts)
 
     def __call__(self, x: mx.array) -> mx.array:
-        chosen, weights = self.router(x)
-        return self.experts(x, chosen, weights)
+        few = self.part(x)
+        return self.experts(x, *self.router(x)) if few is None else few
+
+    def after(self, x: mx.array, branch: mx.array, norm: RMSNorm) -> mx.array:
+        """`h + self(norm(h))` with `h = x + branch`."""
+        few = self.part(x, branch, norm.pair)
+        if few is not None:
+            return few
+        x, normed = norm.of_sum(x, branch)
+        return x + self.experts(normed, *self.router(normed))
 
 
 class SharedSparseMLP:
@@ -224,9 +235,40 @@ class SharedSparseMLP:
         self.sparse = sparse
         self.shared = shared
         self.gate = gate
+        self.part = sparse_part(sparse.router, sparse.experts, shared, gate)
 
     def __call__(self, x: mx.array) -> mx.array:
+        few = self.part(x)
+        return self._by_operations(x) if few is None else few
+
+    def after(self, x: mx.array, branch: mx.array, norm: RMSNorm) -> mx.array:
+        """`h + self(norm(h))` with `h = x + branch`."""
+        few = self.part(x, branch, norm.pair)
+        if few is not None:
+            return few
+        x, normed = norm.of_sum(x, branch)
+        return x + self._by_operations(normed)
+
+    def _by_operations(self, x: mx.array) -> mx.array:
         return self.sparse(x) + sigmoid_gate(self.shared(x), self.gate(x))
+
+
+def sparse_part(
+    router: Router, experts: Experts, shared: GatedMLP | None = None, gate: Linear | None = None
+) -> SparsePart:
+    """All of a mixture as kernels take it; an expert that every token takes has the others' activation."""
+    alike = shared is None or shared.activation == experts.activation
+    return SparsePart(
+        router.gate.matrix,
+        router.top_k,
+        router.normalise,
+        [matrix(bank) for bank in experts.gate_up] if alike else [],
+        matrix(experts.down),
+        experts.activation,
+        one_gate=None if gate is None else gate.matrix,
+        one_gate_up=() if shared is None else shared.gate_up.matrices,
+        one_down=None if shared is None else shared.down.matrix,
+    )
 
 
 def load_bank(checkpoint: Checkpoint, prefix: str, name: str, dtype: mx.Dtype, shape: tuple[int, int, int]) -> Weight:

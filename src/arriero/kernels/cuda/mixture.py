@@ -1,0 +1,165 @@
+"""The experts of a few tokens: gate, up and activation in one launch, down and the weighed sum in another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Operand
+from arriero.kernels.cuda.source import Kernel
+
+WARPS = 4
+RESIDENT = 3
+"""Blocks that a multiprocessor holds at once."""
+DEEPEST = {2: 4, 1: 9}
+"""Units of each row that a thread keeps in flight at most, by the tiles of a step."""
+LINES = 512
+"""The most pairs of token and expert: beyond, sorting tokens by expert reads less."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Banks:
+    """All experts of a layer, in one format; `one` is the network that every token takes beside those chosen for it."""
+
+    gate_up: tuple[Operand, ...]
+    """One bank with gate's rows before up's, or one of each."""
+    down: Operand
+    one: tuple[Operand, ...] = ()
+    one_down: Operand | None = None
+    activation: Activation = "silu"
+
+    @property
+    def inner(self) -> int:
+        return self.gate_up[0].rows // (2 if len(self.gate_up) == 1 else 1)
+
+    @property
+    def hidden(self) -> int:
+        return self.down.rows
+
+
+def takes(banks: Banks) -> bool:
+    """Whether the kernels have banks of this form: all of one format, and the one as wide as each of the others."""
+    every = [*banks.gate_up, banks.down, *banks.one, *([] if banks.one_down is None else [banks.one_down])]
+    inner, hidden = banks.inner, banks.hidden
+    of_one = inner * (2 if len(banks.one) == 1 else 1)
+    return (
+        all(operand.format == banks.down.format and operand.bias is None for operand in every)
+        and banks.down.columns == inner
+        and inner % TILE == 0
+        and hidden % TILE == 0
+        and all(operand.columns == hidden for operand in (*banks.gate_up, *banks.one))
+        and bool(banks.one) == (banks.one_down is not None)
+        and all(operand.rows == of_one for operand in banks.one)
+        and (banks.one_down is None or (banks.one_down.rows, banks.one_down.columns) == (hidden, inner))
+    )
+
+
+def _depth(units: int, tiles: int) -> int:
+    share = -(-units // WARPS)
+    return max(depth for depth in range(1, DEEPEST[tiles] + 1) if share % depth == 0)
+
+
+def _shared(tiles: int) -> int:
+    return 2 * WARPS * tiles * 16 * 4
+
+
+PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors"}
+
+
+def _arguments(name: str, operand: Operand | None, parts: str) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """An operand's arrays by the names of arguments, and what stands for each in the body."""
+    arrays: dict[str, mx.array] = {}
+    defines: dict[str, str] = {}
+    for part in parts:
+        array = None if operand is None else getattr(operand, PARTS[part])
+        defines[f"{name}_{part}"] = "nullptr" if array is None else f"{name.lower()}_{part.lower()}"
+        if array is not None:
+            arrays[f"{name.lower()}_{part.lower()}"] = array
+    return arrays, defines
+
+
+@cache
+def _kernel(body: str, inputs: tuple[str, ...], defines: tuple[tuple[str, str], ...], shared: int) -> Kernel:
+    return Kernel(
+        name=body,
+        inputs=inputs,
+        outputs=("out",),
+        headers=("numbers", "formats", "product", "mixture"),
+        body=f"{body}_body",
+        threads=32 * WARPS,
+        shared=shared,
+        defines=defines,
+        resident=RESIDENT,
+    )
+
+
+def multiply(
+    gpu: Gpu, banks: Banks, x: mx.array, chosen: mx.array, weights: mx.array, residual: mx.array | None = None
+) -> mx.array:
+    """`Σ weight · down(activation(gate(x)) · up(x)) (+ residual)` of rows x `[T, hidden]`, bfloat16.
+
+    `chosen` uint32 and `weights` float32 are `[T, k]`; the number of experts stands for the one. Sums are float32, and
+    rounded once.
+    """
+    tokens, per = chosen.shape
+    inner, hidden = banks.inner, banks.hidden
+    joined, one_joined = len(banks.gate_up) == 1, len(banks.one) == 1
+    one = banks.one or (None,)
+    named = {
+        "G": (banks.gate_up[0], "WSBF"),
+        "U": (None if joined else banks.gate_up[1], "WSBF"),
+        "OG": (one[0], "WSBF"),
+        "OU": (None if len(one) == 1 else one[1], "WSBF"),
+        "D": (banks.down, "F"),
+        "OD": (banks.one_down, "F"),
+    }
+    arrays: dict[str, mx.array] = {"x": x, "chosen": chosen, "weights": weights}
+    defines: dict[str, str] = {}
+    for name, (operand, parts) in named.items():
+        found, macros = _arguments(name, operand, parts)
+        arrays |= found
+        defines |= macros
+    for half, whole, same in (("U", "G", joined), ("OU", "OG", one_joined)):
+        if same:
+            defines |= {f"{half}_{part}": defines[f"{whole}_{part}"] for part in PARTS}
+    fixed: dict[str, int | bool] = {
+        "MODE": banks.down.format.code,
+        "GROUP": banks.down.format.group,
+        "PER": per,
+        "EXPERTS_": banks.down.experts,
+    }
+    unit = banks.down.format.unit
+    made = _kernel("mixture_inner", tuple(arrays), tuple(defines.items()), _shared(2))(
+        list(arrays.values()),
+        {
+            **fixed,
+            "K_": hidden,
+            "N_": inner,
+            "G_ROWS": banks.gate_up[0].rows,
+            "U_FROM": inner if joined else 0,
+            "OU_FROM": inner if one_joined else 0,
+            "ACTIVATION": ACTIVATIONS[banks.activation],
+            "DEPTH": _depth(hidden // unit, 2),
+        },
+        blocks=(min(gpu.multiprocessors * RESIDENT, tokens * per * inner // TILE), 1, 1),
+        shapes=[(tokens, per, inner)],
+        dtypes=[mx.bfloat16],
+    )
+    arrays, defines = {"x": made[0], "chosen": chosen}, {"RESIDUAL": "nullptr" if residual is None else "residual"}
+    for name, operand in (("D", banks.down), ("OD", banks.one_down)):
+        found, macros = _arguments(name, operand, "WSB")
+        arrays |= found
+        defines |= macros
+    if residual is not None:
+        arrays["residual"] = residual
+    summed = _kernel("mixture_down", tuple(arrays), tuple(defines.items()), _shared(1))(
+        list(arrays.values()),
+        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * inner // unit, 1)},
+        blocks=(min(gpu.multiprocessors * RESIDENT, tokens * hidden // TILE), 1, 1),
+        shapes=[(tokens, hidden)],
+        dtypes=[mx.bfloat16],
+    )
+    return summed[0]

@@ -1,0 +1,15 @@
+// The sum over a token's experts of their down matrices times what they have made of it, and what it is added to.
+extern __shared__ char shared_[];
+{
+  using namespace arriero;
+  const Bank banks_[2] = {{D_W, D_S, D_B, nullptr, N_, 0}, {OD_W, OD_S, OD_B, nullptr, 0, 0}};
+  const void* residual_ = RESIDUAL;
+  mixture<MODE, GROUP, K_, N_, PER, EXPERTS_, 1, DEPTH>(
+      banks_, chosen, x_shape[0], shared_,
+      [&](int line, int segment) { return (const bf16*)x + (size_t)(line * PER + segment) * K_; },
+      [&](int line, int row, const float* s) {
+        const size_t at = (size_t)line * N_ + row;
+        const float more = residual_ ? number(__ldcg((const u16*)residual_ + at)) : 0.f;
+        ((bf16*)out)[at] = __float2bfloat16(s[0] + more);
+      });
+}

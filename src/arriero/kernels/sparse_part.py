@@ -1,0 +1,78 @@
+"""The feed-forward half of a layer with a mixture of experts, of few tokens: three launches on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from arriero.kernels import device
+from arriero.kernels.activation import Activation
+from arriero.kernels.cuda import mixture, router
+from arriero.kernels.cuda.product import FEW, Norm
+from arriero.kernels.matrix import Matrix
+
+
+@dataclass(eq=False, slots=True)
+class SparsePart:
+    """`h + Σ weight · down(activation(gate(n)) · up(n))` with `h = x + branch` and `n = norm(h)`.
+
+    The sum is over the `top` experts of a token by the softmax of `router`'s scores, and over the network that every
+    token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product. Banks hold
+    the matrices of all experts; gate's rows come before up's in one bank, or each has its own.
+    """
+
+    router: Matrix
+    top: int
+    normalise: bool
+    gate_up: Sequence[Matrix]
+    down: Matrix
+    activation: Activation
+    one_gate: Matrix | None = None
+    one_gate_up: Sequence[Matrix] = ()
+    one_down: Matrix | None = None
+    _banks: mixture.Banks | None = None
+    _asked: bool = False
+
+    def __call__(self, x: mx.array, branch: mx.array | None = None, norm: Norm | None = None) -> mx.array | None:
+        """x and branch `[T, hidden]` to the same; without a branch only what the experts add. None where no kernel
+        does it.
+        """
+        gpu = device.cuda()
+        if gpu is None or not 0 < x.shape[0] <= FEW or x.dtype != mx.bfloat16 or len(self.router_and_gate) == 0:
+            return None
+        banks = self._found()
+        scores, *one = self.router_and_gate
+        of_one = one[0] if one else None
+        per = self.top + len(one)
+        if banks is None or x.shape[0] * per > mixture.LINES or not router.fits(gpu, x, scores, self.top, of_one):
+            return None
+        routed = router.route(gpu, x, scores, self.top, normalise=self.normalise, branch=branch, norm=norm, one=of_one)
+        residual = None if branch is None else routed.total
+        return mixture.multiply(gpu, banks, routed.normed, routed.chosen, routed.weights, residual)
+
+    @property
+    def router_and_gate(self) -> list[mx.array]:
+        """Their numbers; none where one of them is packed or has a bias."""
+        found = [matrix.plain for matrix in (self.router, self.one_gate) if matrix is not None]
+        plain = [array for array in found if array is not None]
+        return plain if len(plain) == len(found) else []
+
+    def _found(self) -> mixture.Banks | None:
+        """The banks as the kernels take them, looked for once; None for formats or shapes that they don't."""
+        if not self._asked:
+            self._asked = True
+            first = [matrix.operand() for matrix in self.gate_up]
+            one = [matrix.operand() for matrix in self.one_gate_up]
+            down, one_down = self.down.operand(), None if self.one_down is None else self.one_down.operand()
+            # One number stands for the scale of all of its rows.
+            scale = None if self.one_down is None else self.one_down.global_scale
+            single = scale is None or scale.size == 1
+            known = [operand for operand in (*first, *one) if operand is not None]
+            if first and down is not None and len(known) == len(first) + len(one) and single:
+                banks = mixture.Banks(
+                    tuple(known[: len(first)]), down, tuple(known[len(first) :]), one_down, self.activation
+                )
+                self._banks = banks if mixture.takes(banks) else None
+        return self._banks

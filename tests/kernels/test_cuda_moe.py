@@ -1,0 +1,127 @@
+"""Mixtures of experts of few tokens on an NVIDIA GPU, against float64."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from arriero.kernels.cuda import mixture, router
+from arriero.kernels.cuda.gpu import Gpu
+from tests.helpers.cuda import SEED, Packed, error, exact, executed, packed, rows
+
+__all__ = ["executed"]
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    made: np.ndarray = x / (1 + np.exp(-x))
+    return made
+
+
+def expected(
+    x: np.ndarray,
+    gates: list[np.ndarray],
+    ups: list[np.ndarray],
+    downs: list[np.ndarray],
+    chosen: np.ndarray,
+    weights: np.ndarray,
+) -> np.ndarray:
+    made = np.zeros_like(x)
+    for m in range(len(x)):
+        for e, w in zip(chosen[m], weights[m], strict=True):
+            made[m] += w * downs[e] @ (silu(gates[e] @ x[m]) * (ups[e] @ x[m]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("how", "tokens", "joined", "one"),
+    [
+        (("nvfp4", 4, 16), 1, False, True),
+        (("nvfp4", 4, 16), 3, True, False),
+        (("mxfp8", 8, 32), 2, False, True),
+        (("affine", 4, 64), 1, True, True),
+    ],
+)
+def test_experts_are_weighed_and_summed(
+    executed: Gpu, how: tuple[str, int, int], tokens: int, joined: bool, one: bool
+) -> None:
+    hidden, inner, count, k = 256, 128, 5, 3
+    scaled = how[0] == "nvfp4"
+
+    def bank(*shape: int) -> Packed:
+        scale = mx.array(SEED.uniform(0.5, 2, shape[0]).astype(np.float32)) if scaled and len(shape) == 3 else None
+        if scaled and len(shape) == 2:
+            scale = mx.array(0.7)
+        return packed(shape, *how, deviation=0.1, global_scale=scale)
+
+    gate_up = [bank(count, 2 * inner, hidden)] if joined else [bank(count, inner, hidden) for _ in range(2)]
+    down = bank(count, hidden, inner)
+    shared = [bank(2 * inner, hidden)] if one else []
+    shared_down = bank(hidden, inner) if one else None
+    banks = mixture.Banks(
+        tuple(b.operand for b in gate_up),
+        down.operand,
+        tuple(b.operand for b in shared),
+        None if shared_down is None else shared_down.operand,
+    )
+    assert mixture.takes(banks)
+
+    def halves(values: np.ndarray) -> list[np.ndarray]:
+        return [values[..., :inner, :], values[..., inner:, :]]
+
+    first = halves(gate_up[0].values) if joined else [b.values for b in gate_up]
+    gates, ups, downs = list(first[0]), list(first[1]), list(down.values)
+    chosen = np.stack([SEED.permutation(count)[:k] for _ in range(tokens)])
+    if shared_down is not None:
+        gate, up = halves(shared[0].values)
+        gates, ups, downs = [*gates, gate], [*ups, up], [*downs, shared_down.values]
+        chosen = np.concatenate([chosen, np.full((tokens, 1), count)], axis=1)
+    weights = SEED.uniform(0, 1, chosen.shape).astype(np.float32)
+    x, residual = rows(tokens, hidden), rows(tokens, hidden)
+    ours = mixture.multiply(executed, banks, x, mx.array(chosen.astype(np.uint32)), mx.array(weights), residual)
+    assert error(ours, expected(exact(x), gates, ups, downs, chosen, weights) + exact(residual)) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top", "normalise", "around", "one"),
+    [(1, 40, 5, True, True, True), (9, 33, 1, False, False, False), (2, 6, 6, False, True, True)],
+)
+def test_a_router_chooses_the_best_by_softmax(
+    executed: Gpu, tokens: int, experts: int, top: int, normalise: bool, around: bool, one: bool
+) -> None:
+    x, w, gate = rows(tokens, 128), rows(experts, 128), rows(1, 128, 0.1)
+    branch, gain = rows(tokens, 128), 1 + 0.1 * rows(1, 128)[0].astype(mx.float32)
+    made = router.route(
+        executed,
+        x,
+        w,
+        top,
+        normalise=normalise,
+        branch=branch if around else None,
+        norm=(gain, 1e-6) if around else None,
+        one=gate if one else None,
+    )
+    taken = exact(x)
+    if around:
+        total = (x.astype(mx.float32) + branch.astype(mx.float32)).astype(mx.bfloat16)
+        assert error(made.total, exact(total)) == 0
+        taken = exact(total) / np.sqrt((exact(total) ** 2).mean(1, keepdims=True) + 1e-6) * exact(gain)
+        assert error(made.normed, taken) < 5e-3
+        taken = exact(made.normed)
+    scores = taken @ exact(w).T
+    order = np.argsort(-scores, axis=1)[:, :top]
+    parts = np.exp(scores - scores.max(1, keepdims=True))
+    best = np.take_along_axis(parts, order, 1)
+    weights = best / (best if normalise else parts).sum(1, keepdims=True)
+    if one:
+        order = np.concatenate([order, np.full((tokens, 1), experts)], axis=1)
+        weights = np.concatenate([weights, 1 / (1 + np.exp(-taken @ exact(gate).T))], axis=1)
+    assert made.chosen.tolist() == order.tolist()
+    assert np.allclose(np.array(made.weights), weights, rtol=1e-4, atol=1e-6)
+
+
+def test_of_equal_experts_the_first_are_chosen(executed: Gpu) -> None:
+    w = mx.zeros((70, 128), mx.bfloat16)
+    made = router.route(executed, rows(1, 128), w, 4, normalise=True)
+    assert made.chosen.tolist() == [[0, 1, 2, 3]]
+    assert made.weights.tolist() == [[0.25] * 4]
