@@ -17,6 +17,8 @@ import numpy as np
 
 from arriero.errors import CheckpointError
 from arriero.formats.mapped import read_here_and_there
+from arriero.kernels import device
+from arriero.kernels.cuda import ple as cuda
 from arriero.kernels.embedding import decoded_rows
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.row_fetch import FileRows
@@ -130,16 +132,40 @@ class ShardedTable:
         self._checked(chosen)
         edges = np.searchsorted(chosen, self.starts)
         used = [shard for shard in range(len(edges) - 1) if edges[shard] < edges[shard + 1]]
+        factors = None
+        if self.factors is not None:
+            factors = np.repeat(self.factors[used], [edges[shard + 1] - edges[shard] for shard in used])
         if self.files is not None:
-            parts = [_uploaded(column) for column in self.files.take(chosen)]
+            columns = self.files.take(chosen)
+            at_once = self._at_once(columns, factors, place)
+            if at_once is not None:
+                return at_once
+            parts = [_uploaded(column) for column in columns]
         else:
             local = [chosen[edges[shard] : edges[shard + 1]] - self.starts[shard] for shard in used]
             parts = [part for part in self._held(used, local) if part is not None]
-        factors = None
-        if self.factors is not None:
-            counts = [edges[shard + 1] - edges[shard] for shard in used]
-            factors = mx.array(np.repeat(self.factors[used], counts))
-        return self._decode(mx.array(place.reshape(-1).astype(np.int32)), factors, *parts)
+        return self._decode(
+            mx.array(place.reshape(-1).astype(np.int32)), None if factors is None else mx.array(factors), *parts
+        )
+
+    def _at_once(self, columns: list[np.ndarray], factors: np.ndarray | None, place: np.ndarray) -> mx.array | None:
+        """Uploaded as one array and decoded in one launch, to the same bits; None where there is no kernel for that."""
+        if device.cuda() is None or not len(columns[0]):
+            return None
+        how = self.layout.quantization
+        layout = cuda.rows_of(
+            self.layout.dtype if how is None else how.mode,
+            self.layout.width,
+            0 if how is None else how.bits,
+            0 if how is None else how.group_size,
+            [(column.shape[1] * column.itemsize, cuda.type_name(column)) for column in columns],
+            factor=factors is not None,
+            dtype=self.dtype,
+        )
+        if layout is None:
+            return None
+        made = mx.array(cuda.packed(layout, columns, factors, place.reshape(-1)))
+        return cuda.decode(layout, made, len(columns[0]), self.dtype)
 
     def _checked(self, chosen: np.ndarray) -> np.ndarray:
         """Ascending numbers that are all in the table."""
