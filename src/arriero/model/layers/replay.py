@@ -19,7 +19,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 import numpy as np
@@ -169,10 +169,9 @@ class Replay:
         slots = range(len(batch.spans[0].caches))
         caches: list[list[Replayed]] = [batch.caches(slot) for slot in slots]
         # Room is made first, so that the form is that of the buffers as they will be.
-        buffers = [
-            [_held(cache, span.length) for span, cache in zip(batch.spans, of_slot, strict=True)] for of_slot in caches
-        ]
-        form = _form(batch, buffers)
+        lengths = [span.length for span in batch.spans]
+        buffers = [_held(of_slot, lengths) for of_slot in caches]
+        form = tuple(lengths), tuple(batch.taps), tuple(map(_layout, caches, buffers))
         seen = self._forms.get(form)
         if seen is None:
             return self._first(form, batch)
@@ -202,11 +201,13 @@ class Replay:
         after = [span.position + span.length for span in batch.spans]
         left = iter(rest)
         for slot, (of_slot, held_of) in enumerate(zip(caches, buffers, strict=True)):
+            if _linear(of_slot):
+                for keys_of, length in zip(of_slot, lengths, strict=True):
+                    keys_of.commit_in_place(length, final)
+                continue
             for row, (span, cache, (_, _, where)) in enumerate(zip(batch.spans, of_slot, held_of, strict=True)):
-                if isinstance(where, int):
-                    assert isinstance(cache, LinearCache)
-                    cache.commit_in_place(span.length, final)
-                elif isinstance(cache, NGramCache):
+                assert not isinstance(where, int)
+                if isinstance(cache, NGramCache):
                     tails = [next(left) for _ in range(len(where) + 1)]
                     cache.put_ids(hosted[slot].contexts[row], tails, span.length)
                 else:
@@ -242,7 +243,7 @@ class Replay:
         return made
 
     def _recorded(
-        self, batch: Batch, buffers: list[list[Held]], seen: _Seen, hosted: list[int]
+        self, batch: Batch, buffers: Sequence[Sequence[Held]], seen: _Seen, hosted: list[int]
     ) -> Callable[[list[mx.array]], list[mx.array]]:
         """The forward as a function of tokens, places, tables of angles, what the host found for slots, and buffers.
 
@@ -294,12 +295,28 @@ class Replay:
         return compiled
 
 
-def _held(cache: Replayed, length: int) -> Held:
-    """What a cache gives a forward of `length` tokens."""
-    if isinstance(cache, LinearCache):
-        return cache.reserve_in_place(length)
-    tail, state = cache.get()
-    return tail, state, tuple(cache.splits(length))
+def _linear(of_slot: Sequence[Replayed]) -> TypeGuard[Sequence[LinearCache]]:
+    """Whether a slot holds keys and values; it is of one kind for all rows."""
+    return isinstance(of_slot[0], LinearCache)
+
+
+def _held(of_slot: Sequence[Replayed], lengths: Sequence[int]) -> Sequence[Held]:
+    """What a slot's caches give a forward of so many tokens of each row."""
+    if _linear(of_slot):
+        return [cache.reserve_in_place(length) for cache, length in zip(of_slot, lengths, strict=True)]
+    made: list[Held] = []
+    for cache, length in zip(of_slot, lengths, strict=True):
+        assert not isinstance(cache, LinearCache)
+        tail, state = cache.get()
+        made.append((tail, state, tuple(cache.splits(length))))
+    return made
+
+
+def _layout(of_slot: Sequence[Replayed], held: Sequence[Held]) -> tuple[Any, ...]:
+    """What recordings differ by in a slot: where buffers begin and end, or where states stop."""
+    if _linear(of_slot):
+        return tuple(cache.layout for cache in of_slot)
+    return tuple(where for _, _, where in held)
 
 
 def _slot(first: mx.array, second: mx.array, where: int | tuple[int, ...]) -> _Slot | _StateSlot:
@@ -315,14 +332,5 @@ def _replayable(batch: Batch) -> bool:
         and not batch.features
         and max(span.length for span in batch.spans) <= LONGEST
         and batch.coordinates is None
-        and all(isinstance(cache, Replayed) for span in batch.spans for cache in span.caches)
+        and all(issubclass(kind, Replayed) for kind in {type(c) for span in batch.spans for c in span.caches})
     )
-
-
-def _form(batch: Batch, buffers: list[list[Held]]) -> Form:
-    """What recordings differ by. Spans are packed one after another, so their lengths say where they begin."""
-    layouts = tuple(
-        tuple((where, keys.shape[2]) if isinstance(where, int) else where for keys, _, where in of_slot)
-        for of_slot in buffers
-    )
-    return tuple(span.length for span in batch.spans), tuple(batch.taps), layouts

@@ -71,6 +71,11 @@ class LinearCache(ABC):
         return self._written
 
     @property
+    def layout(self) -> tuple[int, int]:
+        """The base, and how many positions the buffers hold."""
+        return self._base, self._capacity
+
+    @property
     def nbytes(self) -> int:
         if self._keys is None or self._values is None:
             return 0
