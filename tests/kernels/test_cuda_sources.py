@@ -144,6 +144,8 @@ def test_nothing_is_fetched_ahead_unless_it_is_asked_for(
     assert (whole.bytes, whole.second) == (16 << 20, 0)
     assert (halves.bytes, halves.second) == (8 << 20, w.nbytes // 2)
     assert halves.second + halves.bytes <= w.nbytes
+    assert (whole.scale_bytes, whole.scale_second) == (2 << 20, 0)
+    assert (halves.scale_bytes, halves.scale_second) == (1 << 20, s.nbytes // 2)
     monkeypatch.setenv(product.AHEAD, "much")
     assert product.Ahead.of(matrix) is None
     assert "ARRIERO_CUDA_AHEAD=much" in caplog.text

@@ -176,6 +176,27 @@ inline void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
   // What is fetched ahead must be there to read.
   if (bytes && block + 1 == blocks) (void)*((volatile const char*)from + bytes - 1);
 }
+struct Ahead {
+  const void* w;
+  const void* scales;
+  u32 bytes, scale_bytes;
+  u64 second, scale_second;
+  void fetch(u32 block, u32 blocks) const {  // one warp's work
+    if (!w) return;
+    prefetch(w, bytes, block, blocks);
+    prefetch(scales, scale_bytes, block, blocks);
+    if (second) {
+      prefetch((const char*)w + second, bytes, block, blocks);
+      prefetch((const char*)scales + scale_second, scale_bytes, block, blocks);
+    }
+  }
+};
+
+inline void copy_async(void* to, const void* from, bool there) {
+  if (there) memcpy(to, from, 16);
+  else memset(to, 0, 16);
+}
+inline void copies_done() {}
 inline void fetch(const void* from, u32 bytes) {
   if (bytes && threadIdx.x % 32 == 0)
     (void)*(volatile const char*)from, (void)*((volatile const char*)from + bytes - 1);

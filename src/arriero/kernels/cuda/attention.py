@@ -184,7 +184,7 @@ def kernel(
     rows: int, threads: int, shared: int, angles: bool, q_gain: bool, k_gain: bool, ahead: bool = False
 ) -> Kernel:
     """The kernel for the buffers of 1 or `ROWS` rows."""
-    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain, "ahead": ahead}
+    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain, "ahead": ahead, "ahead_scales": ahead}
     buffers = [name for i in range(rows) for name in (f"k{i}", f"v{i}")]
     return Kernel(
         name="attention",
@@ -286,7 +286,7 @@ def _launch(
     parts = splits(gpu, shape.kv_heads, launch.count)
     gains = [norm[0] for norm in (query_norm, key_norm) if norm is not None]
     inputs = [qkv, launch.groups, _counters(), *([] if angles is None else [angles]), *gains]
-    inputs += [*([] if ahead is None else [ahead.w]), *mine]
+    inputs += [*([] if ahead is None else [ahead.w, ahead.scales]), *mine]
     made = kernel(
         rows,
         -(-lines // 16) * 128,

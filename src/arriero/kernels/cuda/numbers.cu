@@ -61,10 +61,19 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
+// 16 bytes into shared memory without a register in between; zeros where nothing is `there`. copies_done() waits for those
+// of the thread that calls it.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
+  u32 at = (u32)__cvta_generic_to_shared(to), n = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(n) : "memory");
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Asks for this block's part of `bytes` bytes to be brought into the L2 cache; one warp calls it.
 __device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
   const u32 piece = 2048, share = (bytes / blocks + piece - 1) / piece * piece;
   const u32 first = block * share, end = min(first + share, bytes);
+  from = (const void*)((u64)from & ~15ull);
   for (u32 at = first + (threadIdx.x & 31) * piece; at < end; at += 32 * piece) {
     const char* p = (const char*)from + at;
     u32 n = min(piece, end - at) & ~15u;
@@ -87,5 +96,23 @@ __device__ __forceinline__ void fetch(const void* from, u32 bytes) {
   }
 #endif
 }
+
+// The matrix of the product that comes next: what of it is brought into the L2 cache, from its beginning and, where gate
+// and up are multiplied side by side, again from `second`. Null for none.
+struct Ahead {
+  const void* w;
+  const void* scales;
+  u32 bytes, scale_bytes;
+  u64 second, scale_second;
+  __device__ __forceinline__ void fetch(u32 block, u32 blocks) const {  // one warp's work
+    if (!w) return;
+    prefetch(w, bytes, block, blocks);
+    prefetch(scales, scale_bytes, block, blocks);
+    if (second) {
+      prefetch((const char*)w + second, bytes, block, blocks);
+      prefetch((const char*)scales + scale_second, scale_bytes, block, blocks);
+    }
+  }
+};
 
 }  // namespace arriero

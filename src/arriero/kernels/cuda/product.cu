@@ -31,9 +31,7 @@ struct Extras {
   const void* bias;       // added to the result, [N]
   const void* residual;   // added to the result, [rows, N]
   const u32* experts;     // of each pair
-  const void* ahead;      // the matrix of the product that comes next
-  u32 ahead_bytes;        // of it that are brought into the L2 cache, from its beginning,
-  u64 ahead_second;       // and again from here, where gate and up are multiplied side by side
+  Ahead ahead;            // of the product that comes next
 };
 
 template <int MODE, int GROUP, int N, int K, int ROWS, int ACTIVATION, int DEPTH, int TILES, int BUFFERS, bool NORM,
@@ -113,11 +111,33 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) load(d);
 
-  // x goes to shared memory in the order of the fragments of B.
+  // x goes to shared memory in the order of the fragments of B. Blocks of a unit stand crosswise, so that threads that
+  // bring neighbours write to different banks. Where nothing is done to x, it is copied as it is and paired when read.
+  const bool raw = !EXPERTS && !NORM && ROWS >= 8 && !extra.branch;
+  constexpr int CROSS = !EXPERTS && ROWS >= 8 ? 8 / BLOCKS : 0;
+  auto place_of = [&](int u, int j, int m, int tt) { return (u * BLOCKS + j) * (4 * ROWS) + ((m * 4 + tt) ^ (j * CROSS)); };
   if (EXPERTS) {
     for (int i = tid; i < rows * (K / 8); i += THREADS) {
       int m = i / (K / 8), k8 = i % (K / 8), u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
       xs[m * (K / 8) + (u * BLOCKS + j) * 4 + tt] = pairs_of<UNIT>(__ldcg((const uint4*)(x + (size_t)m * K + k8 * 8)));
+    }
+  } else if (raw) {
+    for (int i = tid; i < ROWS * (K / 8); i += THREADS) {
+      int m = i / (K / 8), k8 = i % (K / 8), u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
+      const bool there = m < rows;
+      copy_async(xs + place_of(u, j, m, tt), x + (there ? (size_t)m * K + k8 * 8 : 0), there);
+    }
+    copies_done();
+  } else if (ROWS == 1 && !NORM && !extra.branch) {
+    constexpr int ROUNDS = (K / 8 + THREADS - 1) / THREADS;
+    uint4 v[ROUNDS];
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i)
+      if (i * THREADS + tid < K / 8) v[i] = __ldcg((const uint4*)x + i * THREADS + tid);
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i) {
+      int k8 = i * THREADS + tid, u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
+      if (k8 < K / 8) xs[place_of(u, j, 0, tt)] = pairs_of<UNIT>(v[i]);
     }
   } else {
     float squares[ROWS];
@@ -170,7 +190,7 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
               a[e] = pair(l * gain[2 * e], h * gain[2 * e + 1]);
             }
           }
-          xs[(u * BLOCKS + j) * (4 * ROWS) + (m0 + m) * 4 + tt] = pairs_of<UNIT>(v[m]);
+          xs[place_of(u, j, m0 + m, tt)] = pairs_of<UNIT>(v[m]);
         }
       }
     }
@@ -196,15 +216,13 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) acc[r][h][0] = acc[r][h][1] = acc[r][h][2] = acc[r][h][3] = 0.f;
   constexpr int STRIDE = EXPERTS ? 4 : 4 * ROWS;
-  const uint4* xb = xs + warp * SHARE * BLOCKS * STRIDE + (EXPERTS ? t : gid * 4 + t);
+  const uint4* xb = xs + warp * SHARE * BLOCKS * STRIDE;
+  const int fragment = EXPERTS ? t : gid * 4 + t;
 #pragma unroll 1
   for (int step = 0; step < mine; ++step) {
     if (FETCHED) fetch_step(step + FETCHED);
     // This block has asked for all that it reads: the memory is free for what the next kernel will ask for.
-    if (extra.ahead && step + 1 == mine && warp == WARPS - 1) {
-      prefetch(extra.ahead, extra.ahead_bytes, block, grid);
-      if (extra.ahead_second) prefetch((const char*)extra.ahead + extra.ahead_second, extra.ahead_bytes, block, grid);
-    }
+    if (step + 1 == mine && warp == WARPS - 1) extra.ahead.fetch(block, grid);
     const uint4* xp = EXPERTS ? xb + (pair_of(step) / SHARED_BY) * (K / 8) : xb;
 #pragma unroll 1
     for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
@@ -224,7 +242,10 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
               b[h] = make_uint4(0, 0, 0, 0);
-              if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS) b[h] = xp[(c * BLOCKS + i) * STRIDE + h * 32];
+              if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS) {
+                b[h] = xp[(c * BLOCKS + i) * STRIDE + h * 32 + (fragment ^ (i * CROSS))];
+                if (raw) b[h] = pairs_of<UNIT>(b[h]);
+              }
             }
 #pragma unroll
             for (int r = 0; r < TILES; ++r) {

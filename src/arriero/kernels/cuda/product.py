@@ -104,10 +104,13 @@ class Ahead:
     """A part of a matrix that the next kernel will read: what of it is worth bringing into the L2 cache beforehand."""
 
     w: mx.array
+    scales: mx.array
     bytes: int
-    """From the beginning of each part."""
+    """Of w, from the beginning of each part."""
     second: int
     """Where the second part begins; 0 for none."""
+    scale_bytes: int
+    scale_second: int
 
     @classmethod
     def of(cls, matrix: Operand | None, *, gated: bool = False) -> Ahead | None:
@@ -115,10 +118,11 @@ class Ahead:
         most = _ahead_bytes(os.environ.get(AHEAD, ""))
         if matrix is None or matrix.experts or not most:
             return None
-        size = matrix.w.nbytes
-        if gated:
-            return cls(matrix.w, min(most, size) // 2 // 16 * 16, size // 2)
-        return cls(matrix.w, min(most, size), 0)
+        parts = 2 if gated else 1
+        size, scales = matrix.w.nbytes // parts, matrix.scales.nbytes // parts
+        first = min(most // parts, size) // 16 * 16
+        begins = (size, scales) if gated else (0, 0)
+        return cls(matrix.w, matrix.scales, first, begins[0], first * scales // size // 16 * 16, begins[1])
 
 
 @cache
@@ -140,8 +144,13 @@ def nothing() -> Ahead | None:
 def ahead_template(ahead: Ahead | None) -> dict[str, int | bool]:
     """What it decides of a kernel's template."""
     if ahead is None:
-        return {"AHEAD_BYTES": 0, "AHEAD_SECOND": 0}
-    return {"AHEAD_BYTES": ahead.bytes, "AHEAD_SECOND": ahead.second}
+        return dict.fromkeys(("AHEAD_BYTES", "AHEAD_SECOND", "AHEAD_SCALE_BYTES", "AHEAD_SCALE_SECOND"), 0)
+    return {
+        "AHEAD_BYTES": ahead.bytes,
+        "AHEAD_SECOND": ahead.second,
+        "AHEAD_SCALE_BYTES": ahead.scale_bytes,
+        "AHEAD_SCALE_SECOND": ahead.scale_second,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +273,7 @@ OPTIONAL = {
     "residual": "RESIDUAL",
     "chosen": "CHOSEN",
     "ahead": "AHEAD",
+    "ahead_scales": "AHEAD_SCALES",
 }
 """Arguments that a product may lack, and the names that its body uses for them."""
 
@@ -317,6 +327,7 @@ def _launch(
         "bias": matrix.bias,
         "residual": residual,
         "ahead": None if ahead is None else ahead.w,
+        "ahead_scales": None if ahead is None else ahead.scales,
     }
     present = {name: array for name, array in extras.items() if array is not None}
     width = matrix.rows // 2 if gated else matrix.rows
