@@ -79,21 +79,21 @@ def _counters() -> mx.array:
 
 
 @cache
-def kernel(rows: int, threads: int, shared: int, gated: bool = False) -> Kernel:
-    """The kernel for the buffers of 1 or `ROWS` rows."""
+def kernel(rows: int, threads: int, shared: int, few: bool = False) -> Kernel:
+    """The kernel for the buffers of 1 or `ROWS` rows; `few`: whole ones, and results are gated."""
     return Kernel(
         name="indexed",
         inputs=(
             *("q", "blocks", "queries", "arrived"),
-            *(("gates",) if gated else ()),
+            *(("gates",) if few else ()),
             *(name for i in range(rows) for name in (f"k{i}", f"v{i}")),
         ),
         outputs=("out", "parts"),
         headers=("numbers", "strided", "indexed"),
-        body="indexed_body",
+        body="indexed_few_body" if few else "indexed_body",
         threads=threads,
         shared=shared,
-        defines=(("BUFFERED_ROWS", str(rows)), ("GATES", "gates" if gated else "nullptr")),
+        defines=(("BUFFERED_ROWS", str(rows)),),
         resident=2 if threads <= 128 else 1,
         # Caches are read where they are.
         contiguous=False,
@@ -145,7 +145,8 @@ def read(
 ) -> mx.array:
     """One launch: queries of all of `q` with the launch's own lists, keys and values; `[tokens, q_heads, D]`.
 
-    `gates` are rows in which each head's query and gate stand side by side, by whose sigma results are multiplied.
+    `gates` are rows in which each head's query and gate stand side by side, by whose sigma results are multiplied; keys
+    and values are then whole buffers of caches.
     """
     heads, dim = q.shape[1:]
     kv_heads, width = keys[0].shape[1], blocks.shape[1]
@@ -165,8 +166,8 @@ def read(
             "SPLITS": parts,
             "BLOCK_": block,
             "WIDTH": width,
-            "GATES_": 0 if gates is None else gates.shape[1],
             "SCALE_BITS": bits_of(scale),
+            **({} if gates is None else {"GATES_": gates.shape[1]}),
         },
         blocks=(parts, kv_heads, launch.count),
         shapes=[

@@ -17,9 +17,9 @@ extern __shared__ char shared_[];
   const Query query_ = ((const Query*)queries)[blockIdx.z];
   const Side k_ = keys_[query_.row], v_ = values_[query_.row];
   const float scale_ = __int_as_float(SCALE_BITS);
-#define READ(plain)                                                                                     \
-  read_listed<D_, HEADS, PER_HEAD, SPLITS, BLOCK_, WIDTH, GATES_, plain>(                               \
-      (const bf16*)q, k_, v_, blocks, query_, (const bf16*)GATES, parts, (u32*)arrived, (bf16*)out, scale_, shared_)
+#define READ(plain)                                                                                  \
+  read_listed<D_, HEADS, PER_HEAD, SPLITS, BLOCK_, WIDTH, 0, plain>(                                 \
+      (const bf16*)q, k_, v_, blocks, query_, nullptr, parts, (u32*)arrived, (bf16*)out, scale_, shared_)
   if (k_.plain() && v_.plain()) READ(true);
   else READ(false);
 #undef READ

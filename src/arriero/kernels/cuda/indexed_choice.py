@@ -46,9 +46,9 @@ def scores_kernel(rows: int, by_query: bool) -> Kernel:
         inputs=("q", "groups", *(f"k{i}" for i in range(rows))),
         outputs=("scores",),
         headers=("numbers", "strided", "indexed_scores"),
-        body="indexed_scores_body",
+        body="indexed_scores_few_body" if by_query else "indexed_scores_body",
         threads=128,
-        defines=(("BUFFERED_ROWS", str(rows)), ("BY_QUERY", str(int(by_query)))),
+        defines=(("BUFFERED_ROWS", str(rows)),),
         contiguous=False,
     )
 
