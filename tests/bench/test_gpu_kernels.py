@@ -32,7 +32,7 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(gpu_kernels, "device_seconds", timed)
     monkeypatch.setattr(gpu_kernels, "LEAST", 2)
     monkeypatch.setattr(gpu_kernels, "STREAMED", 0)
-    monkeypatch.setattr(gpu_kernels, "FEW_ROWS", [(64, 128)])
+    monkeypatch.setattr(gpu_kernels, "FEW_ROWS", [(32, 128)])
     monkeypatch.setattr(gpu_kernels, "PROMPTS", (64, 128))
     monkeypatch.setattr(gpu_kernels, "BANKS", [(64, 128), (128, 128)])
     monkeypatch.setattr(gpu_kernels, "EXPERTS", 16)
@@ -43,8 +43,8 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_few_rows_are_measured_by_the_bytes_of_their_weights(chains: list[int]) -> None:
     found = list(gpu_kernels.few_rows(EMULATED, 1e9))
     assert [(one.operation, one.rows) for one in found] == [(f"product {m}", r) for m in MODES for r in (1, 8)]
-    assert found[0].rate == pytest.approx(64 * 128 * (1 / 2 + 1 / 16) / TIME)
-    assert found[2].rate == pytest.approx(64 * 128 * (1 + 1 / 32) / TIME)
+    assert found[0].rate == pytest.approx(32 * 128 * (1 / 2 + 1 / 16) / TIME)
+    assert found[2].rate == pytest.approx(32 * 128 * (1 + 1 / 32) / TIME)
     assert found[0].share == pytest.approx(found[0].rate / 1e9)
     assert [one.plain_seconds for one in found[:3]] == [TIME, TIME, None]
     assert chains == [2] * 12

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from arriero.bench import gpu, gpu_drafts, gpu_mlx_lm, gpu_models
 from arriero.bench.gpu_drafts import random_draft, rounds
+from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Quantization, RandomCheckpoint, random_model
 from arriero.bench.gpu_served import END, served, tokenizer
 from arriero.bench.gpu_shapes import CONFIGS, cache_bytes, packing, step_bytes, tensor_bytes, tensors
@@ -69,6 +73,8 @@ def only(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     monkeypatch.setitem(gpu_drafts.DRAFTS, name, small_draft(name))
     monkeypatch.setattr(gpu, "CONTEXT", 40)
     monkeypatch.setattr(gpu, "PROMPT", 80)
+    monkeypatch.setattr(gpu, "STEPS", 12)
+    monkeypatch.setattr(gpu_drafts, "TOKENS", 40)
     yield
 
 
@@ -133,11 +139,12 @@ def test_a_draft_that_is_forced_still_computes_its_guess(monkeypatch: pytest.Mon
     assert computed.count(7) > 8
 
 
-def test_mlx_lm_runs_shapes_of_each_family() -> None:
+def test_mlx_lm_runs_shapes_of_several_families() -> None:
     pytest.importorskip("mlx_lm")
-    for name in ("Qwen3-30B-A3B", "Qwen3.5-35B-A3B", "Gemma-4-31B"):
-        config = small(name, num_hidden_layers=1 if name == "Qwen3-30B-A3B" else 4, vocab_size=128, hidden_size=128)
-        found = gpu_mlx_lm.measured(gpu_mlx_lm.random_mlx_lm(config, NVFP4), vocab=128, context=2, prompt=2, steps=2)
+    for name, layers in (("Qwen3.5-35B-A3B", 4), ("Gemma-4-31B", 1)):
+        config = small(name, num_hidden_layers=layers, vocab_size=128, hidden_size=128)
+        model = gpu_mlx_lm.random_mlx_lm(config, Quantization("affine", 4, 64))
+        found = gpu_mlx_lm.measured(model, vocab=128, context=2, prompt=2, steps=2)
         assert found.step > 0
         assert found.prefill > 0
 
@@ -150,6 +157,22 @@ def test_mlx_lm_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_goes_wrong_in_mlx_lm_is_said() -> None:
     pytest.importorskip("mlx_lm")
     assert "KeyError" in str(gpu_mlx_lm.beside("Llama-9", NVFP4, context=4, prompt=4))
+
+
+def test_mlx_lm_runs_without_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx_lm")
+    monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", "0")
+    monkeypatch.setenv("KEPT", "1")
+
+    def run(command: list[str], *, env: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert "MLX_USE_CUDA_GRAPHS" not in env
+        assert env["KEPT"] == "1"
+        asked = json.loads(command[-1])
+        assert asked == {"how": ["nvfp4", 4, 16], "context": 5, "prompt": 6}
+        return subprocess.CompletedProcess(command, 0, 'a warning\n{"step": 0.5, "prefill": 7.0}\n', "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=5, prompt=6) == MlxLm(0.5, 7.0)
 
 
 def test_a_random_model_is_served_like_any_other() -> None:

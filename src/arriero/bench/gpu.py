@@ -30,6 +30,8 @@ ROOM = 0.8, 0.6
 """Parts of the device's memory and of the host's free memory that its weights and its table may take."""
 CONTEXT, PROMPT, DRAFTED = 512, 4096, 8
 """Tokens held while rows decode, of the prompt whose reading is timed, and of a forward that verifies drafts."""
+STEPS = 160
+"""Tokens that rows write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def model_run(name: str, copy: float, tell: Callable[[str], object]) -> ModelRun
     for rows in (1, 8):
         # Kernels are compiled, and rows that join made their recordings, before anything is timed.
         decoding(model, rows=rows, context=64, tokens=24)
-        decodings.append(decoding(model, rows=rows, context=CONTEXT, tokens=160))
+        decodings.append(decoding(model, rows=rows, context=CONTEXT, tokens=STEPS))
     one, eight = decodings
     verifying(model, context=CONTEXT, tokens=DRAFTED, rounds=6)
     verify = verifying(model, context=CONTEXT, tokens=DRAFTED)

@@ -67,6 +67,8 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 """By their targets. That of Qwen3.8-27B is published; the other is the same at its target's width."""
 
+TOKENS = 240
+"""Tokens that a row writes in rounds."""
 PASSES = 4
 """Times that rounds are run at most: what the target says in a round may differ from its plain steps by rounding."""
 
@@ -227,4 +229,4 @@ def with_draft(name: str, model: Model, quantization: Quantization, *, right: in
     if config is None:
         return None
     draft = random_draft(config, model, quantization)
-    return rounds(model, draft, right=right, context=512, tokens=240)
+    return rounds(model, draft, right=right, context=512, tokens=TOKENS)

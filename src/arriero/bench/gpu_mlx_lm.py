@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,10 +39,15 @@ def beside(name: str, how: Quantization, *, context: int, prompt: int) -> MlxLm 
     """What mlx-lm reaches, or why there is nothing to say."""
     if importlib.util.find_spec("mlx_lm") is None:
         return "mlx-lm is not installed"
+    from arriero.kernels.cuda.gpu import COMMAND_GRAPHS
+
+    # What our kernels ask of MLX is not what mlx-lm would run with.
+    environ = {key: value for key, value in os.environ.items() if key != COMMAND_GRAPHS}
     asked = {"how": [how.mode, how.bits, how.group_size], "context": context, "prompt": prompt}
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, name, json.dumps(asked)],
+            env=environ,
             capture_output=True,
             text=True,
             timeout=PATIENCE,

@@ -166,6 +166,6 @@ def test_the_engine_keeps_the_drafts_that_are_right_in_placed_blocks() -> None:
     target = random_model(small("Qwen3-8B", **SIZES), None)
     draft = random_draft(small_draft("Qwen3-8B") | SIZES, target, None)
     assert isinstance(draft, BlockDraft)
-    found = rounds(target, draft, right=3, context=20, tokens=40)
+    found = rounds(target, draft, right=3, context=4, tokens=28)
     assert found.share == 1
     assert draft.placed._next is not None
