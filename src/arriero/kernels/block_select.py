@@ -57,7 +57,7 @@ def block_select(
         )
     if keys and cuda.takes(q, keys, budget):
         gpu = device.cuda()
-        if gpu is not None:
+        if gpu is not None and gpu.in_place:
             return cuda.choose(
                 gpu,
                 q,

@@ -1,4 +1,4 @@
-"""Which blocks each query reads: scores by the tensor cores, chunk by chunk, and the best of each query's."""
+"""Which blocks each query reads: scores by the tensor cores, chunk by chunk in one place, and each query's best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ TILES = {False: (4, 512), True: (1, 128)}
 
 
 def takes(q: mx.array, keys: Sequence[mx.array], budget: int) -> bool:
-    """Whether `choose` computes this: bfloat16, 1, 2, 4 or 8 heads, widths of multiples of 32."""
+    """Whether `choose` computes this on a GPU whose kernels may write in place.
+
+    Bfloat16, 1, 2, 4 or 8 heads, widths of multiples of 32.
+    """
     return (
         q.size > 0
         and q.shape[1] in HEADS
@@ -39,26 +42,29 @@ def takes(q: mx.array, keys: Sequence[mx.array], budget: int) -> bool:
 
 
 @cache
-def scores_kernel(rows: int, by_query: bool) -> Kernel:
-    """Scores for the keys of 1 or `ROWS` rows; `by_query`: of one query each, and the keys lie in their caches."""
+def scores_kernel(rows: int, by_query: bool, again: bool = False) -> Kernel:
+    """Scores for the keys of 1 or `ROWS` rows; `by_query`: of one query each, and the keys lie in their caches.
+
+    `again` writes where scores lie that nobody needs any more.
+    """
     return Kernel(
         name="indexed_scores",
-        inputs=("q", "groups", *(f"k{i}" for i in range(rows))),
+        inputs=("q", "groups", *(("held", "after") if again else ()), *(f"k{i}" for i in range(rows))),
         outputs=("scores",),
         headers=("numbers", "strided", "indexed_scores"),
         body="indexed_scores_few_body" if by_query else "indexed_scores_body",
         threads=128,
-        defines=(("BUFFERED_ROWS", str(rows)),),
+        defines=(("BUFFERED_ROWS", str(rows)), ("TARGET", "held" if again else "scores")),
         contiguous=False,
     )
 
 
 @cache
-def choice_kernel(threads: int) -> Kernel:
-    """The best of each row of scores."""
+def choice_kernel(threads: int, again: bool = False) -> Kernel:
+    """The best of each row of scores; `again`: of those that were written where others lay."""
     return Kernel(
         name="indexed_choice",
-        inputs=("scores", "queries"),
+        inputs=("scores", "queries", *(("after",) if again else ())),
         outputs=("out",),
         headers=("numbers", "strided", "topk"),
         body="indexed_choice_body",
@@ -106,6 +112,7 @@ def choose(
         count, tile = TILES[launch.tokens <= FEW]
         tiles = max(1, -(-furthest // tile))
         chunk = max(16, SCRATCH // (tiles * tile) // 16 * 16)
+        held: mx.array | None = None
         for first in range(0, launch.tokens, chunk):
             end = min(first + chunk, launch.tokens)
             key = ("cuda groups of queries", tuple(lengths), tuple(positions), block, heads, start + first)
@@ -113,14 +120,27 @@ def choose(
             if of is None:
                 table = groups(lengths[spans], positions[spans], block, count * 16 // heads, first, end)
                 of = memo[key] = len(table), argument(mx.array(table))
-            scores = scores_kernel(len(k), False)(
-                [q[start + first : start + end], of[1], *k],
+            # One chunk's scores lie where those before lay, once the best of those are chosen.
+            again = held is not None
+            made = scores_kernel(len(k), False, again)(
+                [q[start + first : start + end], of[1], *(() if held is None else (held, outputs[-1])), *k],
                 _template(heads, width, block, scale, launch.tokens),
                 blocks=(tiles, of[0], 1),
-                shapes=[(end - first, tiles * tile)],
+                shapes=[(8,) if again else (end - first, tiles * tile)],
                 dtypes=[mx.float32],
             )[0]
-            outputs.append(_best(gpu, scores, launch.groups[8 * first :], block, budget))
+            held = made if held is None else held
+            outputs.append(
+                _best(
+                    gpu,
+                    held,
+                    launch.groups[8 * first :],
+                    block,
+                    budget,
+                    count=end - first,
+                    after=made if again else None,
+                )
+            )
         start += launch.tokens
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
@@ -150,7 +170,7 @@ def choose_few(
         shapes=[(launch.tokens, tiles * tile)],
         dtypes=[mx.float32],
     )[0]
-    return _best(gpu, scores, launch.groups, block, budget)
+    return _best(gpu, scores, launch.groups, block, budget, count=launch.tokens)
 
 
 def _template(heads: int, width: int, block: int, scale: float, queries: int) -> dict[str, int]:
@@ -159,10 +179,19 @@ def _template(heads: int, width: int, block: int, scale: float, queries: int) ->
     return {**how, "SCALE_BITS": bits_of(scale)}
 
 
-def _best(gpu: Gpu, scores: mx.array, queries: mx.array, block: int, budget: int) -> mx.array:
-    count = scores.shape[0]
-    made = choice_kernel(1024 if count <= gpu.multiprocessors else 256)(
-        [scores, queries],
+def _best(
+    gpu: Gpu,
+    scores: mx.array,
+    queries: mx.array,
+    block: int,
+    budget: int,
+    *,
+    count: int,
+    after: mx.array | None = None,
+) -> mx.array:
+    """Of the first `count` rows of scores, once `after` is computed."""
+    made = choice_kernel(1024 if count <= gpu.multiprocessors else 256, after is not None)(
+        [scores, queries, *(() if after is None else (after,))],
         {"BLOCK_": block, "BUDGET": budget, "SORTED": power_of_two(budget)},
         blocks=(count, 1, 1),
         shapes=[(count, budget)],

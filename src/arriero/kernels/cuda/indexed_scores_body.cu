@@ -14,6 +14,6 @@
   const bf16* lines_ = (const bf16*)q + (size_t)of_.first * H_ * W_;
   const Side k_ = keys_[of_.row];
   const float scale_ = __int_as_float(SCALE_BITS);
-  if (k_.plain()) score<W_, H_, GROUPS, KEYS, true>(lines_, k_, of_, scores, scale_);
-  else score<W_, H_, GROUPS, KEYS, false>(lines_, k_, of_, scores, scale_);
+  if (k_.plain()) score<W_, H_, GROUPS, KEYS, true>(lines_, k_, of_, (float*)TARGET, scale_);
+  else score<W_, H_, GROUPS, KEYS, false>(lines_, k_, of_, (float*)TARGET, scale_);
 }

@@ -11,6 +11,6 @@
   const Query query_ = ((const Query*)groups)[blockIdx.y];
   const Queries of_ = {query_.line, 1, query_.row, (query_.here + 1) / BLOCK_};
   const Side k_ = {keys_[query_.row] + (BLOCK_ - 1) * W_, 0, BLOCK_ * W_, 1};
-  score<W_, H_, GROUPS, KEYS, true>((const bf16*)q + (size_t)query_.query * H_ * W_, k_, of_, scores,
+  score<W_, H_, GROUPS, KEYS, true>((const bf16*)q + (size_t)query_.query * H_ * W_, k_, of_, (float*)TARGET,
                                     __int_as_float(SCALE_BITS));
 }

@@ -47,7 +47,7 @@ def top_k(scores: mx.array, k: int) -> mx.array:
             [values, *(() if places is None else (places,))],
             {
                 "K": k,
-                "PIECE": PIECE,
+                "SPAN_": PIECE,
                 "SORTED": power_of_two(k),
                 "WIDE": values.dtype != mx.bfloat16,
                 "KEYED": places is not None,

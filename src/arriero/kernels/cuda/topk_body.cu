@@ -5,7 +5,7 @@
   __shared__ Counts counts_;
   __shared__ u64 best_[SORTED];
   __shared__ u32 filled_;
-  const u32 length = scores_shape[1], first = blockIdx.x * (u32)PIECE, count = min((u32)PIECE, length - first);
+  const u32 length = scores_shape[1], first = blockIdx.x * (u32)SPAN_, count = min((u32)SPAN_, length - first);
   const size_t from = (size_t)blockIdx.y * length + first;
   auto key = [&](u32 i) -> u32 {
     if (KEYED) return ((const u32*)scores)[from + i];
