@@ -137,3 +137,19 @@ def test_tokens_of_a_step_are_those_of_steps_alone(executed: Gpu) -> None:
         held = [(alone.tails[0], alone.ends[0])]
         assert same(held[0][0], tails[t])
         assert same(held[0][1], states[t])
+
+
+@pytest.mark.parametrize("gain", [None, mx.bfloat16, mx.float32])
+def test_gates_may_be_products_of_the_layers_input(executed: Gpu, gain: mx.Dtype | None) -> None:
+    heads, lengths = cuda.Heads(1, 2, 32, 16), [2, 1]
+    x, hidden, w = random(3, heads.channels + 32), random(3, 200, size=3.0), random(4, 200, size=0.1)
+    norm = None if gain is None else ((1 + 0.2 * random(200, dtype=mx.float32)).astype(gain), 1e-5)
+    around = cuda.Around(random(4, heads.channels), mx.ones((16,)), 1e-6, True)
+    held = [(random(1, 3, heads.channels), random(1, *heads.state, dtype=mx.float32)) for _ in lengths]
+    how: dict[str, Any] = {"held": held, "lengths": lengths, "stops": [[], []], "eps": 1e-6, **constants(2)}
+    ours = cuda.step(heads, around, x, cuda.Projected(hidden, w, norm), heads.channels, **how)
+    gates = (hidden if norm is None else rms_norm(hidden, *norm)) @ w.T
+    theirs = cuda.step(heads, around, x, (gates, 0), heads.channels, **how)
+    assert error(ours.y, exact(theirs.y)) < 1e-2
+    for a, b in zip(ours.ends, theirs.ends, strict=True):
+        assert error(a, exact(b)) < 1e-2

@@ -1,4 +1,4 @@
-"""A gated delta net of few tokens a row, in three or four launches on NVIDIA GPUs."""
+"""A gated delta net of few tokens a row, in three launches on NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from arriero.kernels import device
-from arriero.kernels.cuda import dense
-from arriero.kernels.cuda.gated_delta import Around, Heads, Made, State, step, steps
+from arriero.kernels.cuda.gated_delta import Around, Gates, Heads, Made, Projected, State, step, steps
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.matrix import Matrix
@@ -55,23 +54,21 @@ class DeltaPart:
         gpu = device.cuda()
         if gpu is None:
             raise RuntimeError("a delta net in few launches needs an NVIDIA GPU")
-        (*first, last), normed = self._matrices, None
-        rows: list[mx.array] = []
-        for matrix, operand in zip(self.inputs, first, strict=True):
-            if fits(operand, gpu, x.shape[0]):
-                rows.append(multiply(gpu, x, operand, norm=self.before).y)
-            elif matrix.plain is not None and dense.fits(gpu, x, matrix.plain):
-                rows.append(dense.multiply(gpu, x, matrix.plain, self.before))
-            else:
-                normed = self._normed(x) if normed is None else normed
-                rows.append(matrix(normed))
+        first, last = self._matrices[0], self._matrices[-1]
+        x_rows = self._product(gpu, x, self.inputs[0], first)
         z_at = self.heads.channels
-        gates_at = z_at + self.heads.heads * self.heads.width if len(rows) == 1 else 0
+        gates: Gates | Projected = (x_rows, z_at + self.heads.heads * self.heads.width)
+        if len(self.inputs) == 2:
+            w = self.inputs[1].plain
+            if w is not None and w.dtype == mx.bfloat16 and x.shape[1] % 8 == 0:
+                gates = Projected(x, w, self.before)
+            else:
+                gates = (self._product(gpu, x, self.inputs[1], self._matrices[1]), 0)
         made = step(
             self.heads,
             self.around,
-            rows[0],
-            (rows[-1], gates_at),
+            x_rows,
+            gates,
             z_at,
             rate=self.rate,
             bias=self.bias,
@@ -82,8 +79,11 @@ class DeltaPart:
         )
         return self._out(gpu, made.y, last), made
 
-    def _normed(self, x: mx.array) -> mx.array:
-        return x if self.before is None else rms_norm(x, *self.before)
+    def _product(self, gpu: Gpu, x: mx.array, matrix: Matrix, operand: Operand | None) -> mx.array:
+        """With the norm before it."""
+        if fits(operand, gpu, x.shape[0]):
+            return multiply(gpu, x, operand, norm=self.before).y
+        return matrix(x if self.before is None else rms_norm(x, *self.before))
 
     def _out(self, gpu: Gpu, y: mx.array, operand: Operand | None) -> mx.array:
         return multiply(gpu, y, operand).y if fits(operand, gpu, y.shape[0]) else self.out(y)

@@ -11,8 +11,11 @@ namespace arriero {
 struct Delta {
   const void* x;
   const void* z;          // in rows as wide as x's
-  const void* b;
+  const void* b;          // in rows of GATE_WIDTH, as a; or else they are products of
   const void* a;
+  const bf16* hidden;     // [T, HIDDEN], after a norm where there is
+  const void* hidden_gain;  // [HIDDEN], with
+  const bf16* w;          // [2 * HV, HIDDEN], b's rows before a's
   const bf16* taps;       // [TAPS, channels], the oldest first
   const float* rate;      // [HV]
   const float* bias;      // [HV]
@@ -25,12 +28,18 @@ struct Delta {
   const float* state;     // [HV, DV, DK]
   float* state_end;
   float* state_kept;      // [stops, HV, DV, DK]
-  float eps, norm_eps;
+  float eps, norm_eps, hidden_eps;
 };
 
 template <bool WIDE>
 __device__ __forceinline__ float element(const void* p, size_t i) {
   return WIDE ? ((const float*)p)[i] : number(((const u16*)p)[i]);
+}
+template <bool WIDE>
+__device__ __forceinline__ float2 pair_of(const void* p, size_t i) {
+  if (WIDE) return ((const float2*)p)[i];
+  const u32 v = ((const u32*)p)[i];
+  return make_float2(low(v), high(v));
 }
 __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16(x)); }
 __device__ __forceinline__ float sigmoid(float x) {
@@ -39,7 +48,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 template <int DK, int DV, int HK, int HV, int ROWS, int TILE, int TAPS, int X_WIDTH, int GATE_WIDTH,
-          bool READY, bool WIDE, bool SILU>
+          int HIDDEN, bool WIDE_GAIN, bool READY, bool WIDE, bool SILU>
 __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* shared) {
   constexpr int PER = DK / 16, WARPS = THREADS / 32, REPEAT = HV / HK, CHANNELS = 2 * HK * DK + HV * DV;
   constexpr int LINE = 2 * DK + ROWS;  // of one token: q, k, and v of these rows
@@ -49,6 +58,7 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
   float* out = lines + TILE * LINE;       // [TILE][ROWS]
   float* decay = out + TILE * ROWS;       // [TILE]
   float* beta = decay + TILE;             // [TILE]
+  float* sums = beta + TILE;              // [TILE][WARPS][3]
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, row = tid >> 2, part = tid & 3;
   const int head = blockIdx.y, row0 = blockIdx.x * ROWS, key_head = head / REPEAT;
 
@@ -83,18 +93,39 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
   int next = 0;
   for (int t0 = 0; t0 < span.length; t0 += TILE) {
     const int n = min(TILE, span.length - t0);
+    if (HIDDEN) {
+      for (int t = 0; t < n; ++t) {
+        const bf16* from = d.hidden + (size_t)(span.first + t0 + t) * HIDDEN;
+        float squares = 0.f, b = 0.f, a = 0.f;
+        for (int k = tid; k < HIDDEN / 8; k += THREADS) {
+          const uint4 v = ((const uint4*)from)[k], vb = __ldg((const uint4*)(d.w + (size_t)head * HIDDEN) + k),
+                      va = __ldg((const uint4*)(d.w + (size_t)(HV + head) * HIDDEN) + k);
+          const u32 *x = (const u32*)&v, *wb = (const u32*)&vb, *wa = (const u32*)&va;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float first = low(x[e]), second = high(x[e]);
+            squares += first * first + second * second;
+            if (d.hidden_gain) {
+              const float2 g = pair_of<WIDE_GAIN>(d.hidden_gain, k * 4 + e);
+              first *= g.x, second *= g.y;
+            }
+            b += first * low(wb[e]) + second * high(wb[e]);
+            a += first * low(wa[e]) + second * high(wa[e]);
+          }
+        }
+        squares = warp_sum(squares), b = warp_sum(b), a = warp_sum(a);
+        if (lane == 0) {
+          float* p = sums + (t * WARPS + warp) * 3;
+          p[0] = squares, p[1] = b, p[2] = a;
+        }
+      }
+    }
     for (int i = tid; i < n * (LINE / 2); i += THREADS) {
       const int t = i / (LINE / 2), e = i % (LINE / 2) * 2, c = channel(e);
       float first = 0.f, second = 0.f;
       if (READY) {
-        const size_t at = (size_t)(span.first + t0 + t) * X_WIDTH + c;
-        if (WIDE) {
-          const float2 v = *(const float2*)((const float*)d.x + at);
-          first = v.x, second = v.y;
-        } else {
-          const u32 v = *(const u32*)((const bf16*)d.x + at);
-          first = low(v), second = high(v);
-        }
+        const float2 v = pair_of<WIDE>(d.x, ((size_t)(span.first + t0 + t) * X_WIDTH + c) / 2);
+        first = v.x, second = v.y;
       } else {
 #pragma unroll
         for (int j = 0; j < TAPS; ++j) {
@@ -109,13 +140,27 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
       lines[t * LINE + e] = first;
       lines[t * LINE + e + 1] = second;
     }
-    for (int t = tid; t < n; t += THREADS) {
-      const size_t at = (size_t)(span.first + t0 + t) * GATE_WIDTH + head;
-      const float a = element<WIDE>(d.a, at) + d.bias[head];
-      decay[t] = expf(-d.rate[head] * (fmaxf(a, 0.f) + log1pf(expf(-fabsf(a)))));
-      beta[t] = sigmoid(element<WIDE>(d.b, at));
-    }
     __syncthreads();
+    for (int t = tid; t < n; t += THREADS) {
+      float a, b;
+      if (HIDDEN) {
+        float squares = 0.f;
+        a = b = 0.f;
+#pragma unroll
+        for (int j = 0; j < WARPS; ++j) {
+          const float* p = sums + (t * WARPS + j) * 3;
+          squares += p[0], b += p[1], a += p[2];
+        }
+        const float r = d.hidden_gain ? rsqrtf(squares / HIDDEN + d.hidden_eps) : 1.f;
+        a *= r, b *= r;
+      } else {
+        const size_t at = (size_t)(span.first + t0 + t) * GATE_WIDTH + head;
+        a = element<WIDE>(d.a, at), b = element<WIDE>(d.b, at);
+      }
+      a += d.bias[head];
+      decay[t] = expf(-d.rate[head] * (fmaxf(a, 0.f) + log1pf(expf(-fabsf(a)))));
+      beta[t] = sigmoid(b);
+    }
     for (int i = warp; i < 2 * n; i += WARPS) {
       float* p = lines + (i >> 1) * LINE + (i & 1) * DK;
       float squares = 0.f;

@@ -8,7 +8,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from arriero.kernels.cuda.product import bits_of
+from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.source import Kernel
 from arriero.kernels.cuda.spans import ROWS, filled, named, table
 
@@ -21,6 +21,16 @@ SLICE = 32
 
 Gates = tuple[mx.array, int]
 """Rows, and where b begins in them, which a follows."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Projected:
+    """b and a as products of `norm(hidden)` `[T, width]` with w `[2 · heads, width]`, b's rows first, bfloat16."""
+
+    hidden: mx.array
+    w: mx.array
+    norm: Norm | None
+
 
 State = tuple[mx.array, mx.array]
 """A tail `[1, taps − 1, channels]` and a state `[1, heads, width, key_dim]`."""
@@ -65,14 +75,20 @@ def steps(heads: Heads, dtype: mx.Dtype, lengths: Sequence[int]) -> bool:
 
 
 @cache
-def kernel(spans: int, rows: int, tile: int, key_dim: int, whole: bool, stops: bool) -> Kernel:
-    """The kernel of blocks with `rows` rows of a state; `whole`: convolution and norm are taken in."""
+def kernel(
+    spans: int, rows: int, tile: int, key_dim: int, whole: bool, stops: bool, projected: bool, normed: bool
+) -> Kernel:
+    """The kernel of blocks with `rows` rows of a state; `whole`: convolution and norm are taken in.
+
+    `projected`: so are the products that give b and a, of what is normed or not.
+    """
     tails = [("t", "t_end", "t_kept")] if whole else []
     groups = [("s", "s_end", "s_kept"), *tails]
     return Kernel(
         name="gated_delta",
         inputs=(
-            *("x", "gates", "rate", "bias", "table"),
+            *("x", "rate", "bias", "table"),
+            *(("hidden", "w", *(("hidden_gain",) if normed else ())) if projected else ("gates",)),
             *(("taps", "gain") if whole else ()),
             *(name for group in groups for name in named(group[0], spans)),
         ),
@@ -84,8 +100,13 @@ def kernel(spans: int, rows: int, tile: int, key_dim: int, whole: bool, stops: b
         headers=("numbers", "spans", "gated_delta"),
         body="gated_delta_body",
         threads=4 * rows,
-        shared=(tile * (2 * key_dim + 2 * rows) + 2 * tile) * 4,
-        defines=(("SPANS", str(spans)), *((("TAILS", "1"),) if whole else ()), *((("STOPS", "1"),) if stops else ())),
+        shared=tile * (2 * key_dim + 2 * rows + 2 + (3 * rows // 8 if projected else 0)) * 4,
+        defines=(
+            ("SPANS", str(spans)),
+            *((("TAILS", "1"),) if whole else ()),
+            *((("STOPS", "1"),) if stops else ()),
+            ("HIDDEN_GAIN", "hidden_gain" if normed else "nullptr") if projected else ("GATES", "1"),
+        ),
     )
 
 
@@ -127,7 +148,7 @@ def scan(
             _launch(
                 heads,
                 x if alone else x[rows],
-                gates if alone else (gates[0][rows], gates[1]),
+                gates if alone else _rows_of(gates, rows),
                 rate,
                 bias,
                 states[some],
@@ -157,7 +178,7 @@ def step(
     heads: Heads,
     around: Around,
     x: mx.array,
-    gates: Gates,
+    gates: Gates | Projected,
     z_at: int,
     *,
     rate: mx.array,
@@ -183,7 +204,7 @@ def step(
             _launch(
                 heads,
                 x if alone else x[rows],
-                gates if alone else (gates[0][rows], gates[1]),
+                gates if alone else _rows_of(gates, rows),
                 rate,
                 bias,
                 [state for _, state in held[some]],
@@ -202,7 +223,7 @@ def step(
 def _launch(
     heads: Heads,
     x: mx.array,
-    gates: Gates,
+    gates: Gates | Projected,
     rate: mx.array,
     bias: mx.array,
     states: Sequence[mx.array],
@@ -219,7 +240,15 @@ def _launch(
     tile = LONGEST if whole else TILE
     tile = next(size for size in (1, 4, 8, 16, tile) if size >= min(tile, max(lengths)))
     kept = any(stops)
-    inputs = [x, gates[0], rate, bias, table(lengths, stops)]
+    inputs = [x, rate, bias, table(lengths, stops)]
+    norm: Norm | None = None
+    if isinstance(gates, Projected):
+        norm = gates.norm
+        inputs += [gates.hidden, gates.w, *([] if norm is None else [norm[0]])]
+        of_gates = {"GATE_WIDTH": 0, "HIDDEN": gates.hidden.shape[1]}
+    else:
+        inputs.append(gates[0])
+        of_gates = {"GATE_WIDTH": gates[0].shape[1], "HIDDEN": 0, "B_AT": gates[1], "A_AT": gates[1] + heads.heads}
     if around is not None:
         inputs += [around.taps, around.gain]
     inputs += filled(states, spans)
@@ -234,7 +263,7 @@ def _launch(
     for form in groups if kept else ():
         shapes += [(len(wanted), *form) if wanted else (1,) for wanted in stops] + nothing
     dtypes = [mx.float32, mx.bfloat16][: len(groups)] * (2 if kept else 1)
-    made = kernel(spans, rows, tile, heads.key_dim, whole, kept)(
+    made = kernel(spans, rows, tile, heads.key_dim, whole, kept, isinstance(gates, Projected), norm is not None)(
         inputs,
         {
             "DK": heads.key_dim,
@@ -246,9 +275,9 @@ def _launch(
             "TAPS": 1 if around is None else around.taps.shape[0],
             "X_WIDTH": x.shape[1],
             "Z_AT": z_at,
-            "GATE_WIDTH": gates[0].shape[1],
-            "B_AT": gates[1],
-            "A_AT": gates[1] + heads.heads,
+            **of_gates,
+            "WIDE_GAIN": norm is not None and norm[0].dtype == mx.float32,
+            "HIDDEN_EPS_BITS": bits_of(0.0 if norm is None else norm[1]),
             "READY": not whole,
             "WIDE": x.dtype == mx.float32,
             "SILU": around is not None and around.silu,
@@ -265,6 +294,12 @@ def _launch(
         return Made(y, ends, interior, [], [])
     tail_ends, interior_tails = _of_each(rest, 1, spans, stops, len(groups), kept)
     return Made(y, ends, interior, tail_ends, interior_tails)
+
+
+def _rows_of(gates: Gates | Projected, rows: slice) -> Gates | Projected:
+    if isinstance(gates, Projected):
+        return Projected(gates.hidden[rows], gates.w, gates.norm)
+    return gates[0][rows], gates[1]
 
 
 def _of_each(

@@ -7,8 +7,15 @@ extern __shared__ char shared_[];
   float* const ends_[] = {EACH(float, s_end)};
   arriero::Delta delta_ = {};
   delta_.x = x;
+#ifdef GATES
   delta_.b = (const char*)gates + B_AT * (WIDE ? 4 : 2);
   delta_.a = (const char*)gates + A_AT * (WIDE ? 4 : 2);
+#else
+  delta_.hidden = (const bf16*)hidden;
+  delta_.hidden_gain = HIDDEN_GAIN;
+  delta_.hidden_eps = __int_as_float(HIDDEN_EPS_BITS);
+  delta_.w = (const bf16*)w;
+#endif
   delta_.rate = rate;
   delta_.bias = bias;
   delta_.y = y;
@@ -34,6 +41,6 @@ extern __shared__ char shared_[];
   delta_.tail_kept = tails_kept_[blockIdx.z];
 #endif
 #endif
-  arriero::delta<DK, DV, HK, HV, ROWS, TILE, TAPS, X_WIDTH, GATE_WIDTH, READY, WIDE, SILU>(delta_, span_,
-                                                                                                    shared_);
+  arriero::delta<DK, DV, HK, HV, ROWS, TILE, TAPS, X_WIDTH, GATE_WIDTH, HIDDEN, WIDE_GAIN, READY, WIDE, SILU>(
+      delta_, span_, shared_);
 }

@@ -7,11 +7,13 @@ from functools import cache
 
 import mlx.core as mx
 
-from arriero.kernels.cuda.dense import WARPS, bucket_for, shared_bytes
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.source import Kernel, argument
 
+WARPS = 8
+BUCKETS = (1, 8, 16, 32)
+"""Rows of x that kernels are compiled for."""
 MOST_EXPERTS = 1024
 MOST_CHOSEN = 31
 """One for each thread of a warp, and one for what every token takes."""
@@ -25,6 +27,17 @@ class Routed:
     weights: mx.array
     normed: mx.array
     total: mx.array
+
+
+def shared_bytes(bucket: int, columns: int) -> int:
+    """Shared memory of a block."""
+    return bucket * columns * 2 + bucket * WARPS * 4
+
+
+def bucket_for(gpu: Gpu, count: int, columns: int) -> int:
+    """The rows of x that a kernel is compiled for; 0 when shared memory does not hold `count` rows."""
+    fitting = [b for b in BUCKETS if b >= count and shared_bytes(b, columns) <= gpu.shared_memory]
+    return min(fitting, default=0)
 
 
 def fits(gpu: Gpu, x: mx.array, w: mx.array, top: int, one: mx.array | None) -> bool:
@@ -58,7 +71,7 @@ def _kernel(branch: bool, normed: bool, one: bool, shared: int) -> Kernel:
             *(("total",) if branch else ()),
             *(("normed",) if normed else ()),
         ),
-        headers=("numbers", "dense"),
+        headers=("numbers", "router"),
         body="router_body",
         threads=32 * WARPS,
         shared=shared,

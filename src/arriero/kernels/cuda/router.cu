@@ -1,4 +1,4 @@
-// Products of few rows with a small dense matrix, the norm and the sum before them taken in: a router's, a gate's.
+// Products of few rows with a small dense matrix, the norm and the sum before them taken in.
 //
 // A warp has one row of W at a time; the rows of x lie in shared memory, normed and rounded as the graph has them. The
 // grid is as many blocks as there are rows of W for their warps.
