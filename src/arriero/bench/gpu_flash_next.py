@@ -152,7 +152,8 @@ def tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Shape]]:
         yield from _attention(f"{at}.self_attn", c) if attends else _delta_net(f"{at}.linear_attn", c)
         inner, shared = c["moe_intermediate_size"], c["shared_expert_intermediate_size"]
         yield f"{at}.mlp.gate.weight", (experts, hidden)
-        yield f"{at}.mlp.experts.gate_up_proj.weight", (experts, 2 * inner, hidden)
+        yield f"{at}.mlp.experts.gate_proj.weight", (experts, inner, hidden)
+        yield f"{at}.mlp.experts.up_proj.weight", (experts, inner, hidden)
         yield f"{at}.mlp.experts.down_proj.weight", (experts, hidden, inner)
         yield f"{at}.mlp.shared_expert_gate.weight", (1, hidden)
         yield f"{at}.mlp.shared_expert.gate_proj.weight", (shared, hidden)
