@@ -69,32 +69,33 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool ther
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Asks for this block's part of `bytes` bytes to be brought into the L2 cache; one warp calls it.
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
-  const u32 piece = 2048, share = (bytes / blocks + piece - 1) / piece * piece;
-  const u32 first = block * share, end = min(first + share, bytes);
-  from = (const void*)((u64)from & ~15ull);
-  for (u32 at = first + (threadIdx.x & 31) * piece; at < end; at += 32 * piece) {
-    const char* p = (const char*)from + at;
-    u32 n = min(piece, end - at) & ~15u;
-#if __CUDA_ARCH__ >= 900
-    if (n) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n) : "memory");
-#else
-    for (u32 i = 0; i < n; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + i));
+// Asks for `bytes` bytes to be brought into the L2 cache; one warp calls it. A bulk prefetch is an instruction of the whole
+// warp, so one lane asks for PIECE bytes at a time; devices without them are asked line by line.
+#ifndef PIECE
+#define PIECE 16384u
 #endif
+__device__ __forceinline__ void fetch(const void* from, u32 bytes) {
+  const u64 first = (u64)from & ~15ull;
+#if __CUDA_ARCH__ >= 900
+  const u32 all = ((u32)((u64)from - first) + bytes) & ~15u;
+  if ((threadIdx.x & 31) == 0) {
+#pragma unroll 1
+    for (u32 at = 0; at < all; at += PIECE) {
+      const u32 n = min(PIECE, all - at);
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first + at), "r"(n) : "memory");
+    }
   }
+#else
+#pragma unroll 1
+  for (u32 at = (threadIdx.x & 31) * 128; at < bytes; at += 32 * 128)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(first + at));
+#endif
 }
 
-// Asks for `bytes` bytes in pieces of 2 KB, the lanes of one warp by turns, to be brought into the L2 cache.
-__device__ __forceinline__ void fetch(const void* from, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-  const u64 first = (u64)from & ~15ull;
-  const u32 all = ((u32)((u64)from - first) + bytes) & ~15u;
-  for (u32 at = (threadIdx.x & 31) * 2048; at < all; at += 32 * 2048) {
-    const u32 n = min(2048u, all - at);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first + at), "r"(n) : "memory");
-  }
-#endif
+// The same for this block's part of them.
+__device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
+  const u32 share = (bytes / blocks + 127) & ~127u, first = block * share;
+  if (first < bytes) fetch((const char*)from + first, min(share, bytes - first));
 }
 
 // The matrix of the product that comes next: what of it is brought into the L2 cache, from its beginning and, where gate

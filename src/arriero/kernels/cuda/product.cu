@@ -69,19 +69,20 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   auto fetch_step = [&](int step) {
     if (step < mine && warp == WARPS - 1) {
       const long bank = EXPERTS ? (long)expert_of(step) * N : 0;
-#pragma unroll
+#pragma unroll 1
       for (int r = 0; r < TILES; ++r) {
-        int rr = first_row(step, r);
-        if (!RAGGED_N || rr < N) {
-          fetch((const char*)w + (bank + rr) * ROW_BYTES, 16 * ROW_BYTES);
-          fetch((const char*)scales + (bank + rr) * F::scale_bytes(K), 16 * F::scale_bytes(K));
-          if (F::BIASED) fetch((const char*)biases + (bank + rr) * F::scale_bytes(K), 16 * F::scale_bytes(K));
-        }
+        const long row = bank + first_row(step, r);
+        if (RAGGED_N && first_row(step, r) >= N) continue;
+        fetch((const char*)w + row * ROW_BYTES, 16 * ROW_BYTES);
+        fetch((const char*)scales + row * F::scale_bytes(K), 16 * F::scale_bytes(K));
+        if (F::BIASED) fetch((const char*)biases + row * F::scale_bytes(K), 16 * F::scale_bytes(K));
       }
     }
   };
-  if (FETCHED)
+  if (FETCHED) {
+#pragma unroll 1
     for (int step = 0; step < FETCHED; ++step) fetch_step(step);
+  }
 
   const u64 policy = stream_policy();
   uint4 wa[DEPTH][TILES], wb[DEPTH][TILES];
