@@ -15,6 +15,9 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.model.architectures import load_model
 from arriero.model.contract import Batch, Span
 from arriero.runner.caches.state import WholeState
+from arriero.runner.engine import Engine, Limits
+from arriero.runner.messages import Failed, SamplingOptions, Submit, Tokens
+from arriero.runner.sampling import Sampler
 from tests.helpers.bits import same
 from tests.helpers.cuda import executed, gpu, plain_mlx
 
@@ -145,3 +148,33 @@ def test_a_step_of_the_kernels_is_that_of_plain_mlx(gpu: Gpu, model: Any, monkey
     for a, b in zip(ours, plain, strict=True):
         x, y = (np.array(of.astype(mx.float32)) for of in (a, b))
         assert np.linalg.norm(x - y) <= 0.05 * np.linalg.norm(y)
+
+
+def written(model: Any, *, replay: bool) -> list[list[int]]:
+    """Greedy replies of two rows side by side, and of a second turn that goes on from stored prefixes."""
+    model._replay._refused = not replay
+    model._replay._forms.clear()
+    engine = Engine(
+        model,
+        Sampler(SMALL["vocab_size"], 512),
+        Limits(512, max_rows=2, prefix_bytes=1 << 28, cache_bytes=1 << 30),
+    )
+    texts = [[5, 9, 2, 40, 8, 8, 1, 3, 3, 77, 12, 4, 6], [95, 7]]
+    for turn in range(2):
+        for row, text in enumerate(texts):
+            options = SamplingOptions(temperature=0.0)
+            engine.submit(Submit(id=f"{turn} {row}", tokens=text, max_tokens=9, stop_tokens=[], sampling=options))
+        while engine.busy:
+            engine.step()
+        for message in engine.drain():
+            assert not isinstance(message, Failed), message
+            if isinstance(message, Tokens):
+                texts[int(message.id.split()[1])] += message.tokens
+    return texts
+
+
+def test_the_engine_writes_the_same_replayed(gpu: Gpu, model: Any) -> None:
+    plain = written(model, replay=False)
+    assert [len(text) for text in plain] == [13 + 18, 2 + 18]
+    assert written(model, replay=True) == plain
+    assert any(seen.run is not None for seen in model._replay._forms.values())
