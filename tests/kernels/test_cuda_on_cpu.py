@@ -62,6 +62,9 @@ def test_gate_and_up_of_experts_of_eight_bits(small: Gpu) -> None:
 def test_decoding(small: Gpu) -> None:
     matrix = packed((32, 512), "mxfp8", 8, 32)
     assert error(dequantize.dequantize(matrix.operand), matrix.values) < 1e-12
+    for mode in (("nvfp4", 4, 16), ("affine", 8, 64)):
+        factored = packed((32, 512), *mode, global_scale=mx.array(0.3))
+        assert 0 < error(dequantize.dequantize(factored.operand, factored=True), factored.values) < 3e-3
 
 
 def test_the_largest_is_the_first_of_equals_and_never_a_nan(small: Gpu) -> None:

@@ -30,23 +30,28 @@ def takes(x: mx.array, matrix: Operand | None) -> bool:
 
 
 @cache
-def kernel(affine: bool, undo: str) -> Kernel:
-    """The kernel for formats with or without biases."""
+def kernel(affine: bool, undo: str, factors: bool) -> Kernel:
+    """The kernel for formats with or without biases, and for matrices with or without factors of their rows."""
     return Kernel(
         name="dequantize",
-        inputs=("w", "scales", *(("biases",) if affine else ())),
+        inputs=("w", "scales", *(("biases",) if affine else ()), *(("factors",) if factors else ())),
         outputs=("out",),
         headers=("numbers", "formats"),
         body="dequantize_body",
         threads=THREADS,
-        defines=(("BIASES", "biases" if affine else "nullptr"), ("UNDO", undo)),
+        defines=(
+            ("BIASES", "biases" if affine else "nullptr"),
+            ("UNDO", undo),
+            ("FACTORS", "factors" if factors else "nullptr"),
+        ),
     )
 
 
-def dequantize(matrix: Operand) -> mx.array:
-    """`[rows, columns]` in bfloat16, without factors: exact but for affine formats, which are rounded once."""
-    made = kernel(matrix.format.affine, matrix.format.undo)(
-        [matrix.w, matrix.scales, *([] if matrix.biases is None else [matrix.biases])],
+def dequantize(matrix: Operand, *, factored: bool = False) -> mx.array:
+    """`[rows, columns]` in bfloat16: exact but for affine formats and, `factored`, those with factors: rounded once."""
+    factors = matrix.factors if factored else None
+    made = kernel(matrix.format.affine, matrix.format.undo, factors is not None)(
+        [matrix.w, matrix.scales, *(part for part in (matrix.biases, factors) if part is not None)],
         {"MODE": matrix.format.code, "GROUP": matrix.format.group, "K_": matrix.columns, "WORDS": WORDS},
         blocks=(matrix.w.size // (THREADS * WORDS), 1, 1),
         shapes=[(matrix.rows, matrix.columns)],
@@ -57,12 +62,5 @@ def dequantize(matrix: Operand) -> mx.array:
 
 def multiply(x: mx.array, matrix: Operand) -> mx.array:
     """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16."""
-    y = x @ dequantize(matrix).T
-    if matrix.factors is not None:
-        y = _scaled(y, matrix.factors)
+    y = x @ dequantize(matrix, factored=True).T
     return y if matrix.bias is None else y + matrix.bias
-
-
-@mx.compile
-def _scaled(y: mx.array, factors: mx.array) -> mx.array:
-    return (y.astype(mx.float32) * factors).astype(y.dtype)

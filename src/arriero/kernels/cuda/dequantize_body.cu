@@ -1,4 +1,5 @@
-// Rows of packed weights as bfloat16: one thread decodes WORDS words of 32 bits, and the grid covers all exactly.
+// Rows of packed weights as bfloat16, times FACTORS of the rows where there are any: one thread decodes WORDS words of 32
+// bits, and the grid covers all exactly.
 {
   using namespace arriero;
   typedef Format<MODE, GROUP> F;
@@ -20,19 +21,22 @@
   for (int j = 0; j < WORDS; ++j) {
     const u32 at = first + j * threads;
     typename F::Factor f = F::factor(s[j]);
+    const float* factors_ = FACTORS;
+    const float times = factors_ ? F::undo() * __ldg(factors_ + at / ROW_WORDS) : 0.f;
+    auto whole = [&](u32 v) { return factors_ ? pair(low(v) * times, high(v) * times) : mul2(v, UNDO); };
     u32 p[4];
     if (F::UNIT == 64) {
       // Both words of a block are decoded alike; a thread has only one.
       u32 twice[4] = {q[j], q[j], q[j], q[j]};
       F::decode(twice, 0, f, p);
-      p[0] = mul2(p[0], UNDO), p[1] = mul2(p[1], UNDO);
+      p[0] = whole(p[0]), p[1] = whole(p[1]);
       ((uint2*)out)[at] = make_uint2(permute(p[0], p[1], 0x5410), permute(p[0], p[1], 0x7632));
     } else {
       u32 same[4] = {q[j], q[j], q[j], q[j]};
       if (block[j] < 2) F::decode(same, 0, f, p);
       else F::decode(same, 2, f, p);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[e] = mul2(p[e], UNDO);
+      for (int e = 0; e < 4; ++e) p[e] = whole(p[e]);
       ((uint4*)out)[at] = make_uint4(permute(p[0], p[1], 0x5410), permute(p[2], p[3], 0x5410),
                                      permute(p[0], p[1], 0x7632), permute(p[2], p[3], 0x7632));
     }
