@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -53,29 +51,6 @@ def test_what_an_argument_is_missing_is_said_in_front_of_the_source() -> None:
     assert "#define FACTORS factors\n" in KERNEL.header
     assert "#define BRANCH nullptr\n" in KERNEL.header
     assert KERNEL.header.index("#define THREADS 512") < KERNEL.header.index("__launch_bounds__(THREADS")
-
-
-def test_compiled_kernels_are_kept_in_our_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MLX_PTX_CACHE_DIR", raising=False)
-    monkeypatch.setenv("ARRIERO_HOME", str(tmp_path))
-    assert source.own_cache() == tmp_path / "cuda"
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "/elsewhere")
-    assert source.own_cache() == Path("/elsewhere")
-
-
-def test_a_folder_that_cannot_be_made_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "file" / "cuda"))
-    monkeypatch.setenv(gpu.COMMAND_GRAPHS, "1")
-    gpu.prepare()
-    assert "compiles them anew" in caplog.text
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "a" / "b"))
-    monkeypatch.delenv(gpu.COMMAND_GRAPHS)
-    gpu.prepare()
-    assert (tmp_path / "a" / "b").is_dir()
-    assert os.environ[gpu.COMMAND_GRAPHS] == "0"
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100])

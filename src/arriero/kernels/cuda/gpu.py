@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from arriero.kernels.cuda.source import own_cache
+from arriero.kernels.cuda.compiled import Store, folder_for, use
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,18 @@ def prepare() -> None:
     With few long kernels graphs gain nothing (5.4 ms a step without, 6.0 ms with them, H200), and kernels that write
     in place need their order kept. Whoever sets MLX's own variables decides.
     """
-    folder = own_cache()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning("compiled CUDA kernels cannot be kept in %s, so each start compiles them anew: %s", folder, error)
     os.environ.setdefault(COMMAND_GRAPHS, "0")
+    try:
+        capability = find().capability
+        folder = folder_for(capability)
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        log.warning("compiled CUDA kernels cannot be kept, so each start compiles them anew: %s", error)
+        return
+    os.environ["MLX_PTX_CACHE_DIR"] = str(folder)
+    store = Store(folder, capability)
+    store.tidy()
+    use(store)
 
 
 def available() -> bool:

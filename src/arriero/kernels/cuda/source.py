@@ -1,13 +1,12 @@
 """Kernels made of `.cu` files.
 
-MLX keeps compiled modules, in the process and on disk, under a kernel's name and the values of its template alone: a
-name here carries a hash of everything else that decides the code, and the folder on disk is ours.
+MLX keeps compiled modules under a kernel's name and its text, which here names files: so a name carries a hash of
+everything that decides the code.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from arriero.kernels.cuda.compiled import Text, in_use
 
 FOLDER = Path(__file__).parent
 
@@ -87,9 +88,10 @@ class Kernel:
     ) -> list[mx.array]:
         """Lazy outputs of `shapes` and `dtypes`."""
         across, down, deep = blocks
-        made: list[mx.array] = _built(self)(
+        values = tuple(template.items())
+        made: list[mx.array] = _built(self, values, tuple(array.dtype for array in inputs), tuple(dtypes))(
             inputs=list(inputs),
-            template=list(template.items()),
+            template=list(values),
             grid=(across * self.threads, down, deep),
             threadgroup=(self.threads, 1, 1),
             output_shapes=list(shapes),
@@ -97,9 +99,32 @@ class Kernel:
         )
         return made
 
+    def as_text(
+        self, template: tuple[tuple[str, int | bool], ...], inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]
+    ) -> Text:
+        """What MLX makes of it for such a template and such types."""
+        return Text(
+            self.full_name,
+            self.front,
+            self.header,
+            text(self.body),
+            tuple(zip(self.inputs, inputs, strict=True)),
+            tuple(zip(self.outputs, outputs, strict=True)),
+            template,
+        )
+
 
 @cache
-def _built(kernel: Kernel) -> Any:
+def _built(
+    kernel: Kernel,
+    template: tuple[tuple[str, int | bool], ...],
+    inputs: tuple[mx.Dtype, ...],
+    outputs: tuple[mx.Dtype, ...],
+) -> Any:
+    """MLX's kernel, with its machine code at hand if a store is in use."""
+    store = in_use()
+    if store is not None:
+        store.keep(kernel.as_text(template, inputs, outputs))
     return mx.fast.cuda_kernel(
         name=kernel.full_name,
         input_names=list(kernel.inputs),
@@ -109,19 +134,6 @@ def _built(kernel: Kernel) -> Any:
         ensure_row_contiguous=kernel.contiguous,
         shared_memory=kernel.shared,
     )
-
-
-def own_cache() -> Path:
-    """Have MLX keep compiled kernels in our own folder, `~/.arriero/cuda`, unless the environment names another.
-
-    `ARRIERO_HOME` moves it. Only what is compiled later is kept there.
-    """
-    chosen = os.environ.get("MLX_PTX_CACHE_DIR")
-    if chosen is None:
-        home = Path(os.environ.get("ARRIERO_HOME") or Path.home() / ".arriero")
-        chosen = str(home / "cuda")
-        os.environ["MLX_PTX_CACHE_DIR"] = chosen
-    return Path(chosen)
 
 
 def argument(array: mx.array) -> mx.array:
