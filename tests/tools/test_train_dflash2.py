@@ -182,8 +182,8 @@ def test_what_is_stored_gives_the_engine_the_trainers_states_and_guesses(
         anchor = mx.array([ids[place]])
         found = loaded.block(anchor, SHAPE.block - 1, Span(0, 0, place, caches))
         np.testing.assert_allclose(np.array(found), expected[1:].numpy(), atol=1e-4)
-        prepared = loaded.prepared(found)
-        guesses = loaded.guess(prepared, anchor, lambda scores, candidates: candidates[:, mx.argmax(scores[0])])
+        prepared = loaded.prepared(found, anchor)
+        guesses = loaded.guess(prepared, lambda scores, candidates: candidates[:, mx.argmax(scores[0])])
         assert np.array(guesses).tolist() == path.tolist()
 
 

@@ -126,7 +126,10 @@ def tokenizer(vocab: int) -> Tokenizer:
 
 @contextmanager
 def _server(home: Path) -> Iterator[Client]:
-    """A server on a free port of loopback with its home in a folder; ends with the block."""
+    """A server on a free port of loopback with its home in a folder; ends with the block.
+
+    Compiled kernels are those of this process, whose environment says where they are.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = home / "server.log"
@@ -137,8 +140,6 @@ def _server(home: Path) -> Iterator[Client]:
         "ARRIERO_SPECULATION": "off",
         "ARRIERO_CONTEXT_LENGTH": "4096",
         "ARRIERO_NUM_PARALLEL": "8",
-        # Compiled kernels are those of every other run.
-        "MLX_PTX_CACHE_DIR": os.environ.get("MLX_PTX_CACHE_DIR", str(Path.home() / ".arriero" / "cuda")),
     }
     with log.open("wb") as out:
         process = subprocess.Popen(

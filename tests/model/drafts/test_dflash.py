@@ -312,9 +312,11 @@ def test_another_predecessor_changes_the_scores_of_the_next_row_only() -> None:
     assert isinstance(draft, SelectingBlockDraft)
     states, logits = mx.array(golden["states0"][1:]), mx.array(golden["logits0"])
     found = []
-    for first in (4, 9):
-        pick = Picks([first, 8, 8, 8, 8, 8, 8])
-        draft.selector.walk(draft.selector.prepared(states, logits), mx.array([1]), pick)
+    prepared = draft.selector.prepared(states, logits, mx.array([1]))
+    candidates = prepared[0].tolist()
+    for first in (0, 2):
+        pick = Picks([candidates[0][first], *(row[1] for row in candidates[1:])])
+        draft.selector.walk(prepared, pick)
         found.append(pick.scores)
     same = [bool(np.array_equal(a, b)) for a, b in zip(*found, strict=True)]
     assert same == [True, False, True, True, True, True, True]
@@ -327,6 +329,7 @@ def test_codebooks_may_be_named_as_converters_name_them() -> None:
         checkpoint.tensors[f"{name}.weight"] = checkpoint.tensors.pop(name)
     draft = load(checkpoint, target_of("dflash2"))
     assert isinstance(draft, SelectingBlockDraft)
-    prepared = draft.selector.prepared(mx.array(golden["states0"][1:]), mx.array(golden["logits0"]))
-    path = draft.selector.walk(prepared, mx.array([int(golden["anchor0"])]), Picks())
+    anchor = mx.array([int(golden["anchor0"])])
+    prepared = draft.selector.prepared(mx.array(golden["states0"][1:]), mx.array(golden["logits0"]), anchor)
+    path = draft.selector.walk(prepared, Picks())
     assert path.tolist() == golden["path0"].tolist()

@@ -44,8 +44,8 @@ def draft(monkeypatch: pytest.MonkeyPatch) -> BlockDraft:
     made = random_draft(own, target, None)
     assert isinstance(made, BlockDraft)
     # What a block is, and not what is picked of it: that hangs on the last bit.
-    monkeypatch.setattr(made, "prepared", lambda states: [states])
-    monkeypatch.setattr(made, "guess", lambda prepared, anchor, pick: prepared[0])
+    monkeypatch.setattr(made, "prepared", lambda states, anchor: [states])
+    monkeypatch.setattr(made, "guess", lambda prepared, pick: prepared[0])
     return made
 
 

@@ -142,14 +142,14 @@ class BlockDraft(Draft):
         if prepared is None:
             if span.length:
                 self.commit(batch, states)
-            prepared = self.prepared(self.block(anchor, count, span))
-        return self.guess(prepared, anchor, pick)
+            prepared = self.prepared(self.block(anchor, count, span), anchor)
+        return self.guess(prepared, pick)
 
-    def prepared(self, states: mx.array) -> list[mx.array]:
-        """What `guess` needs of a block's final states `[count, hidden]`."""
+    def prepared(self, states: mx.array, anchor: mx.array) -> list[mx.array]:
+        """What `guess` needs of a block's final states `[count, hidden]` behind the token `anchor` `[1]`."""
         return [self.logits(states)]
 
-    def guess(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
+    def guess(self, prepared: list[mx.array], pick: Pick) -> mx.array:
         """Tokens int32 `[count]` of a block, each row by itself."""
         (logits,) = prepared
         return pick(logits).astype(mx.int32)

@@ -30,7 +30,6 @@ class CandidateSelector:
         self.predecessors = predecessors
         self.successors = successors
         self.project = project
-        self._compiled: Callable[[mx.array, mx.array, mx.array], mx.array] = mx.compile(self._scores)
 
     @classmethod
     def load(
@@ -58,30 +57,41 @@ class CandidateSelector:
         values, tokens = top_k_values(logits.astype(mx.float32), min(self.config.top_k, logits.shape[-1]))
         return values, tokens
 
-    def prepared(self, states: mx.array, logits: mx.array) -> list[mx.array]:
-        """For rows `states` `[n, hidden]`: candidates' logits and tokens, `[n, k]`, and their numbers `[n, k, rank]`,
-        whose product with those of the token before is what it adds.
+    def prepared(self, states: mx.array, logits: mx.array, anchor: mx.array) -> list[mx.array]:
+        """For rows `states` `[n, hidden]` behind the token `anchor` `[1]`: tokens of the candidates `[n, k]`, scores of
+        the first row's `[1, k]`, and of each other row's `[n − 1, k, k]`, by the candidate chosen before.
         """
         unary, tokens = self.candidates(logits)
-        rows = self.successors(tokens.reshape(-1)).reshape(*tokens.shape, -1).astype(mx.float32)
-        return [unary, tokens, rows * self.project(states).astype(mx.float32)[:, None]]
+        rows, k = tokens.shape
+        own = self.successors(tokens.reshape(-1)).reshape(rows, k, -1).astype(mx.float32)
+        keys = own * self.project(states).astype(mx.float32)[:, None]
+        before = mx.concatenate([anchor.astype(tokens.dtype), tokens[:-1].reshape(-1)])
+        others = self.predecessors(before).astype(mx.float32)
+        first = unary[:1] + (keys[:1] * others[:1]).sum(axis=-1)
+        others = others[1:].reshape(rows - 1, k, 1, self.config.rank)
+        return [tokens, first, unary[1:, None] + (keys[1:, None] * others).sum(axis=-1)]
 
-    def walk(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
-        """Tokens int32 `[n]` of what `prepared` gave, picked one after another from `anchor` on.
+    def walk(self, prepared: list[mx.array], pick: Pick) -> mx.array:
+        """Tokens int32 `[n]` of what `prepared` gave, picked one after another.
 
         `pick` sees each row's candidates with the scores that its predecessor, as picked, gives them.
         """
-        unary, tokens, keys = prepared
-        scores = self._scores if on_cpu() else self._compiled
-        chosen = [anchor.astype(mx.int32)]
-        for row in range(unary.shape[0]):
-            of_row = scores(chosen[-1], unary[row : row + 1], keys[row])
-            chosen.append(pick(of_row, tokens[row : row + 1]).astype(mx.int32))
-        return mx.concatenate(chosen[1:])
+        tokens, scores, lattice = prepared
+        behind = _behind if on_cpu() else _compiled_behind
+        candidates = mx.split(tokens, tokens.shape[0])
+        later = list(mx.split(lattice, lattice.shape[0])) if lattice.shape[0] else []
+        chosen = [pick(scores, candidates[0]).astype(mx.int32)]
+        for before, of_row, rows in zip(candidates, candidates[1:], later, strict=False):
+            chosen.append(pick(behind(before, chosen[-1], rows), of_row).astype(mx.int32))
+        return mx.concatenate(chosen)
 
-    def _scores(self, before: mx.array, unary: mx.array, keys: mx.array) -> mx.array:
-        """Of candidates `[1, k]` behind a token `[1]`."""
-        return unary + (keys * self.predecessors(before).astype(mx.float32)).sum(axis=-1)[None]
+
+def _behind(candidates: mx.array, chosen: mx.array, scores: mx.array) -> mx.array:
+    """The row of `scores` `[1, k, k]` behind the one of `candidates` `[1, k]` that is `chosen` `[1]`: `[1, k]`."""
+    return mx.take(scores.squeeze(0), mx.argmax(candidates == chosen, axis=-1), axis=0)
+
+
+_compiled_behind: Callable[[mx.array, mx.array, mx.array], mx.array] = mx.compile(_behind)
 
 
 class SelectingBlockDraft(BlockDraft):
@@ -108,11 +118,11 @@ class SelectingBlockDraft(BlockDraft):
             hidden=config.hidden,
         )
 
-    def prepared(self, states: mx.array) -> list[mx.array]:
-        return self.selector.prepared(states, self.logits(states))
+    def prepared(self, states: mx.array, anchor: mx.array) -> list[mx.array]:
+        return self.selector.prepared(states, self.logits(states), anchor)
 
-    def guess(self, prepared: list[mx.array], anchor: mx.array, pick: Pick) -> mx.array:
-        return self.selector.walk(prepared, anchor, pick)
+    def guess(self, prepared: list[mx.array], pick: Pick) -> mx.array:
+        return self.selector.walk(prepared, pick)
 
     def parts(self) -> list[Any]:
         return [*super().parts(), self.selector]

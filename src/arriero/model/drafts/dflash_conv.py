@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import mlx.core as mx
@@ -35,24 +36,32 @@ class GroupedDynamicConv:
         project = Linear.load(checkpoint, f"{prefix}.kernel_projection", dtype, bias=False, shape=(rows, hidden))
         return cls(config, base, project)
 
+    def _kernel(self, side: int) -> list[mx.array]:
+        """The static term of each tap, `[groups, channels of one]`, of the input (0) or the output (1).
+
+        Divided and not indexed, as everything here: an index is a gather, which GPUs launch each time.
+        """
+        of_side = mx.split(self.base.reshape(2, self.config.taps, -1, self.config.group), 2)[side]
+        return [tap.squeeze((0, 1)) for tap in mx.split(of_side, self.config.taps, axis=1)]
+
     def before(self, u: mx.array, batch: Batch) -> tuple[mx.array, mx.array]:
         """The part's input, and what `after` needs for its output."""
-        dynamic = self.project(u).reshape(u.shape[0], 2, self.config.taps, -1)
-        return self._convolve(u, self.base[0], dynamic[:, 0], batch), dynamic[:, 1]
+        before, after = mx.split(self.project(u).reshape(u.shape[0], 2, self.config.taps, -1), 2, axis=1)
+        return self._convolve(u, self._kernel(0), before.squeeze(1), batch), after.squeeze(1)
 
     def after(self, y: mx.array, dynamic: mx.array, batch: Batch) -> mx.array:
         """The part's output, convolved with the kernels that its input gave."""
-        return self._convolve(y, self.base[1], dynamic, batch)
+        return self._convolve(y, self._kernel(1), dynamic, batch)
 
-    def _convolve(self, x: mx.array, base: mx.array, dynamic: mx.array, batch: Batch) -> mx.array:
+    def _convolve(self, x: mx.array, base: Sequence[mx.array], dynamic: mx.array, batch: Batch) -> mx.array:
         grouped = x.reshape(x.shape[0], -1, self.config.group)
-        base = base.reshape(self.config.taps, -1, self.config.group)
         total = mx.zeros_like(grouped)
+        factors = mx.split(dynamic, self.config.taps, axis=1)
         for tap in range(self.config.taps):
             earlier = grouped if tap == 0 else self._earlier(grouped, tap, batch)
             # The static term and then the dynamic one, each rounded, as the reference sums them.
             total = total + base[tap] * earlier
-            total = total + dynamic[:, tap, :, None] * earlier
+            total = total + factors[tap].squeeze(1)[..., None] * earlier
         return total.reshape(x.shape)
 
     def _earlier(self, x: mx.array, tap: int, batch: Batch) -> mx.array:

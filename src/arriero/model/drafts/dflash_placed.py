@@ -97,7 +97,7 @@ class PlacedBlocks:
         *found, offset = self._run(inputs)
         self._next = span.position + span.length, offset
         for cache in caches:
-            cache.commit_in_place(span.length, found[0])
+            cache.commit_in_place(span.length, found[-1])
         return found
 
     def _graph(self, inputs: list[mx.array]) -> list[mx.array]:
@@ -118,7 +118,7 @@ class PlacedBlocks:
         x = draft.embed(tokens)
         for slot, layer in enumerate(draft.layers):
             x = layer(x, batch, slot)
-        return [*draft.prepared(draft.norm(x)[1:]), offset + count[2:3]]
+        return [*draft.prepared(draft.norm(x)[1:], anchor), offset + count[2:3]]
 
     def _offset(self, position: int) -> mx.array:
         """The row's offset: that which the block before left on the device, or a new one from the host."""
