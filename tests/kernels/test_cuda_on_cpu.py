@@ -15,6 +15,7 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.probe import probe
 from arriero.kernels.cuda.product import multiply
 from arriero.kernels.gather_matmul import gather_gated
+from arriero.kernels.readable import read, readable
 from arriero.kernels.topk import argmax, argmax_graph
 from arriero.model.contract import Batch, Span
 from arriero.model.quantization import Quantization
@@ -75,6 +76,15 @@ def test_the_largest_is_the_first_of_equals_and_never_a_nan(small: Gpu) -> None:
         ours = argmax(scores.astype(dtype))
         assert ours.dtype == mx.uint32
         assert ours.tolist() == argmax_graph(scores.astype(dtype)).tolist() == [1, 0, 0, 0]
+
+
+def test_the_host_reads_tokens_two_by_two(small: Gpu) -> None:
+    for count in (1, 2, 3, 8, 9, 33):
+        tokens = mx.arange(count, dtype=mx.int32) * 7919
+        copies = readable(tokens)
+        assert len(copies) == (-(-count // 2) if 2 < count <= 32 else 0)
+        assert all(copy.nbytes <= 8 for copy in copies)
+        assert read(tokens, copies) == tokens.tolist()
 
 
 def test_blocks_that_share_a_row_find_the_largest_again_and_again(small: Gpu) -> None:

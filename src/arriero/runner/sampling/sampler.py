@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
+from arriero.kernels.readable import read, readable
 from arriero.kernels.topk import argmax
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.sampling.distribution import Distribution
@@ -29,15 +30,19 @@ class Sampled:
     logprobs: Logprobs | None = None
     asked: tuple[tuple[int, int], ...] = ()
     """For each row of `logprobs`: its index among the n, and how many alternatives it wants."""
+    copies: list[mx.array] = field(init=False)
+    """Of the tokens, where the host had better read those."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "copies", readable(self.tokens))
 
     def arrays(self) -> list[mx.array]:
         """What to evaluate."""
-        return [self.tokens] if self.logprobs is None else [self.tokens, *self.logprobs.arrays()]
+        return [self.tokens, *self.copies, *([] if self.logprobs is None else self.logprobs.arrays())]
 
     def read_tokens(self) -> list[int]:
         """The tokens on the host; waits for the device."""
-        tokens: list[int] = np.array(self.tokens).tolist()
-        return tokens
+        return read(self.tokens, self.copies)
 
     def read_logprobs(self) -> list[TokenLogprob | None] | None:
         """One entry a row on the host, None for a row that did not ask; None when no row asked. Waits."""
