@@ -83,8 +83,11 @@ class Pool {
     }
     fn_ = f;
     ctx_ = ctx;
-    tasks_ = tasks;
-    next_.store(0, std::memory_order_relaxed);
+    shares_ = std::min(tasks, threads());
+    for (long long i = 0; i < shares_; i++) {
+      share_[i].next.store((int)(tasks * i / shares_), std::memory_order_relaxed);
+      share_[i].end = (int)(tasks * (i + 1) / shares_);
+    }
     state_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
@@ -92,7 +95,7 @@ class Pool {
       wake_.notify_all();
     }
     inside_ = true;
-    for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(ctx, i);
+    work(0);
     inside_ = false;
     // Only workers that have come in are waited for: one that the system has not scheduled costs nothing.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
@@ -115,7 +118,8 @@ class Pool {
   void start(int n) {
     if (n < 1) n = 1;
     quit_ = false;
-    for (int i = 1; i < n; i++) workers_.emplace_back([this, g = generation_.load()] { loop(g); });
+    share_ = std::vector<Share>(n);
+    for (int i = 1; i < n; i++) workers_.emplace_back([this, i, g = generation_.load()] { loop(i, g); });
     n_.store(n);
   }
   void stop() {
@@ -128,7 +132,18 @@ class Pool {
     for (auto& t : workers_) t.join();
     workers_.clear();
   }
-  void loop(unsigned seen) {
+  // A thread takes the tasks of its own share in their order, which lie side by side in memory, then those that others
+  // have not come to.
+  void work(int own) {
+    for (int i = 0; i < shares_; i++) {
+      Share& s = share_[(own + i) % shares_];
+      while (s.next.load(std::memory_order_relaxed) < s.end) {
+        const int task = s.next.fetch_add(1, std::memory_order_relaxed);
+        if (task < s.end) fn_(ctx_, task);
+      }
+    }
+  }
+  void loop(int own, unsigned seen) {
     inside_ = true;
     for (;;) {
       using clock = std::chrono::steady_clock;
@@ -147,7 +162,7 @@ class Pool {
       while ((st & kOpen) && !state_.compare_exchange_weak(st, st + 1, std::memory_order_acq_rel)) {
       }
       if (!(st & kOpen)) continue;
-      for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) fn_(ctx_, i);
+      work(own);
       state_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -161,11 +176,15 @@ class Pool {
   std::condition_variable wake_;
   std::atomic<unsigned> generation_{0};
   std::atomic<unsigned> state_{0};  // the open bit and the number of workers inside
-  alignas(64) std::atomic<int> next_{0};
+  struct alignas(64) Share {
+    std::atomic<int> next{0};
+    int end = 0;
+  };
+  std::vector<Share> share_;  // one per thread
+  int shares_ = 0;            // of this job
   alignas(64) std::atomic<int> sleepers_{0};
   void (*fn_)(void*, int) = nullptr;
   void* ctx_ = nullptr;
-  int tasks_ = 0;
 };
 
 thread_local bool Pool::inside_ = false;

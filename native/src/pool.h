@@ -5,8 +5,8 @@
 
 namespace arriero {
 
-// f(ctx, task) for each task in [0, n), handed out one by one; the caller takes part. Nested or concurrent calls run
-// in the calling thread.
+// f(ctx, task) for each task in [0, n), to each thread its own part of them in order, then one by one what others have
+// not come to; the caller takes part. Nested or concurrent calls run in the calling thread.
 void pool_run(int n, void (*f)(void*, int), void* ctx);
 int pool_threads();
 void pool_resize(int threads);
