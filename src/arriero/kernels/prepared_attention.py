@@ -1,4 +1,4 @@
-"""Attention whose queries bring a gate for its output, in five launches on NVIDIA GPUs."""
+"""Attention whose heads need a launch of their own before it, on NVIDIA GPUs: four launches, five with a gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.cuda import attention as cuda
-from arriero.kernels.cuda import gated_heads
+from arriero.kernels.cuda import heads as of_heads
+from arriero.kernels.cuda import wide_attention as wide
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.cuda.source import argument
 from arriero.kernels.matrix import Matrix
@@ -18,21 +19,20 @@ from arriero.kernels.rms_norm import rms_norm
 
 
 @dataclass(eq=False, slots=True)
-class GatedAttentionPart:
-    """Norm, products, norms of heads, rotation by halves, append, causal attention, gate, product.
+class PreparedAttention:
+    """Norm, products, norms of heads, rotation by halves, append, causal attention, gate, product; where there are any.
 
-    The rows of `qkv`, one matrix after another, are of each query head the query and the gate, then those of k and v.
+    The rows of `qkv`, one matrix after another, are those of heads in `form`.
     """
 
     qkv: Sequence[Matrix]
     out: Matrix
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
+    shape: cuda.Shape
+    form: of_heads.Form
     query_norm: Norm
     key_norm: Norm
     before: Norm | None = None
+    after: Norm | None = None
     _operands: list[Operand | None] = field(default_factory=list)
 
     def fits(self, dtype: mx.Dtype, lengths: Sequence[int], angles: mx.array) -> bool:
@@ -42,8 +42,8 @@ class GatedAttentionPart:
             gpu is not None
             and gpu.in_place
             and dtype == mx.bfloat16
-            and gated_heads.takes(self._shape, angles, self.query_norm, self.key_norm)
-            and cuda.takes(self._shape, lengths, [], None, [])
+            and of_heads.takes(self.shape, self.form, angles.shape[1], self.query_norm, self.key_norm)
+            and (cuda.takes(self.shape, lengths, [], None, []) or wide.takes(self.shape, lengths))
         )
 
     def __call__(
@@ -60,8 +60,8 @@ class GatedAttentionPart:
         """As `AttentionPart`, for what `fits` has accepted."""
         gpu = device.cuda()
         if gpu is None:
-            raise RuntimeError("gated attention in few launches needs an NVIDIA GPU")
-        shape, (*first, last) = self._shape, self._matrices
+            raise RuntimeError("attention with prepared heads needs an NVIDIA GPU")
+        shape, (*first, last) = self.shape, self._matrices
         few = [operand for operand in first if fits(operand, gpu, x.shape[0])]
         if len(few) == len(first):
             parts = [multiply(gpu, x, operand, norm=self.before).y for operand in few]
@@ -69,26 +69,17 @@ class GatedAttentionPart:
             normed = x if self.before is None else rms_norm(x, *self.before)
             parts = [matrix(normed) for matrix in self.qkv]
         rows = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-        turns = _on_device(angles, memo)
-        y, filled = cuda.attend(
-            gpu,
-            shape,
-            gated_heads.prepare(shape, rows, turns, angles.shape[1], self.query_norm, self.key_norm),
-            None,
-            buffers,
-            lengths=lengths,
-            positions=positions,
-            bases=bases,
-            query_norm=None,
-            key_norm=None,
-            memo=memo,
-        )
-        y = gated_heads.gate(shape, rows, y)
-        return multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y), filled
-
-    @property
-    def _shape(self) -> cuda.Shape:
-        return cuda.Shape(self.heads, self.kv_heads, self.head_dim, self.scale)
+        turns, half = _on_device(angles, memo), angles.shape[1]
+        ready = of_heads.prepare(shape, self.form, rows, turns, half, self.query_norm, self.key_norm)
+        where: dict[str, Any] = {"lengths": lengths, "positions": positions, "bases": bases, "memo": memo}
+        if cuda.takes(shape, lengths, buffers, None, []):
+            y, filled = cuda.attend(gpu, shape, ready, None, buffers, query_norm=None, key_norm=None, **where)
+        else:
+            y, filled = wide.attend(gpu, shape, ready, buffers, **where)
+        if self.form.gated:
+            y = of_heads.gate(shape, rows, y)
+        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        return y if self.after is None else rms_norm(y, *self.after), filled
 
     @property
     def _matrices(self) -> list[Operand | None]:

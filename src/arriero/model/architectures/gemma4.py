@@ -14,13 +14,17 @@ from typing import Any, Literal, Self
 
 import mlx.core as mx
 
+from arriero.kernels.attention_part import NotReplayable
+from arriero.kernels.cuda.attention import REPLAYED, Shape
+from arriero.kernels.cuda.heads import Form
+from arriero.kernels.prepared_attention import PreparedAttention
 from arriero.kernels.rms_norm import rms_norm
 from arriero.model.architectures import check_config
 from arriero.model.architectures.gemma4_experts import ExpertsConfig, ParallelExperts
 from arriero.model.architectures.gemma4_inputs import InputsConfig, LayerInput, LayerInputs, given
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, Vision
-from arriero.model.layers.attention import AttentionConfig, attend, attend_to
+from arriero.model.layers.attention import AttentionConfig, attend, attend_to, spans
 from arriero.model.layers.config import Fields, text_fields
 from arriero.model.layers.decoder import Decoder, find_root
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
@@ -220,6 +224,23 @@ class Attention:
         self.out = out
         self.source = source
         self.mutual = mutual
+        self.part: PreparedAttention | None = None
+
+    def surround(self, before: RMSNorm, after: RMSNorm) -> None:
+        """Take in the norms around it: from now on calls include them."""
+        c = self.config
+        self.before, self.after = before, after
+        if self.key_norm is not None:
+            self.part = PreparedAttention(
+                self.project.matrices,
+                self.out.matrix,
+                Shape(c.heads, c.kv_heads, c.head_dim, c.scale, c.window),
+                Form(keys_are_values=len(self.project.sizes) == 2, normed_values=True),
+                self.query_norm.pair,
+                self.key_norm.pair,
+                before=before.pair,
+                after=after.pair,
+            )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: Config, index: int, rope: Rope) -> Self:
@@ -263,6 +284,29 @@ class Attention:
         return SlidingCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype, c.window)
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        lengths, positions = spans(batch)
+        angles = self.rope.angles(batch)
+        if self.part is None or batch.features or not self.part.fits(x.dtype, lengths, angles):
+            if REPLAYED in batch.memo:
+                raise NotReplayable("attention of plain operations has its positions in its shapes")
+            return self.after(self._by_operations(self.before(x), batch, slot))
+        caches = batch.caches(slot)
+        held = [cache.reserve(length) for cache, length in zip(caches, lengths, strict=True)]
+        y, filled = self.part(
+            x,
+            angles,
+            [buffer for keys, values, _ in held for buffer in (keys, values)],
+            lengths=lengths,
+            positions=positions,
+            bases=[base for _, _, base in held],
+            memo=batch.memo,
+        )
+        for i, (length, cache) in enumerate(zip(lengths, caches, strict=True)):
+            cache.commit(filled[2 * i], filled[2 * i + 1], length)
+        return y
+
+    def _by_operations(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        """The same between its norms, one operation after another."""
         c = self.config
         q, *new = self.project(x)
         q = self.rope(self.query_norm(q.reshape(-1, c.heads, c.head_dim)), batch)
@@ -291,7 +335,8 @@ class Layer:
     ) -> None:
         self.attention = attention
         self.mlp = mlp
-        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms
+        before, after, self.before_mlp, self.after_mlp = norms
+        attention.surround(before, after)
         self.gated = mlp.part(self.before_mlp, self.after_mlp)
         self.experts = experts
         self.own_input = own_input
@@ -337,7 +382,7 @@ class Layer:
         return self.attention.new_cache()
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        attended = self.after_attention(self.attention(self.before_attention(x), batch, slot))
+        attended = self.attention(x, batch, slot)
         if self.experts is None:
             x = self.gated(x, attended)
         else:

@@ -8,8 +8,9 @@ import mlx.core as mx
 
 from arriero.kernels.activation import sigmoid_gate
 from arriero.kernels.attention_part import NotReplayable
-from arriero.kernels.cuda.attention import REPLAYED
-from arriero.kernels.gated_attention_part import GatedAttentionPart
+from arriero.kernels.cuda.attention import REPLAYED, Shape
+from arriero.kernels.cuda.heads import Form
+from arriero.kernels.prepared_attention import PreparedAttention
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.attention import AttentionConfig, attend, spans
@@ -52,13 +53,11 @@ class GatedAttention:
         """Take in the norm that stands before it: from now on calls include it."""
         c = self.config
         self.before = before
-        self.part = GatedAttentionPart(
+        self.part = PreparedAttention(
             self.qkv.matrices,
             self.out.matrix,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            c.scale,
+            Shape(c.heads, c.kv_heads, c.head_dim, c.scale),
+            Form(gated=True),
             self.query_norm.pair,
             self.key_norm.pair,
             before=None if before is None else before.pair,
