@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import mamba2 as cuda
 from arriero.kernels.spans import Carried, Stops, carried, checked_stops, joined
 
 CHUNK = 64
@@ -57,12 +58,69 @@ def mamba2(
             raise ValueError(
                 f"a state is {state.dtype} {state.shape}; these heads need float32 {(heads, width, b.shape[2])}"
             )
+    form = cuda.Heads(heads, width, *b.shape[1:])
+    if device.cuda() is not None and x.dtype == b.dtype == c.dtype == dt.dtype and cuda.takes(form, x.dtype):
+        rows = mx.concatenate([part.reshape(x.shape[0], -1) for part in (x, b, c)], axis=-1)
+        how = {"rate": rate, "bias": bias, "skip": skip}
+        constants = {name: array.astype(mx.float32) for name, array in how.items()}
+        y, kept = cuda.scan(form, rows, (dt, 0), states=states, lengths=lengths, stops=cuts, limits=limits, **constants)
+        return carried(y, kept)
     step = _step(dt, bias, limits)
     value, read, write = (part.astype(mx.float32) for part in (x, c, b))
     decay = -rate.astype(mx.float32) * step
     inputs = [value * step[..., None], write, read, decay]
     rows, every = _over_spans(inputs, states, lengths, cuts, narrow=x.dtype != mx.float32)
     return carried((rows + skip.astype(mx.float32)[:, None] * value).astype(x.dtype), every)
+
+
+def mamba2_rows(
+    x: mx.array,
+    dt: mx.array,
+    form: cuda.Heads,
+    *,
+    dt_at: int = 0,
+    rate: mx.array,
+    bias: mx.array,
+    skip: mx.array,
+    states: Sequence[mx.array],
+    lengths: Sequence[int],
+    stops: Stops | None = None,
+    limits: tuple[float, float] = (0.0, float("inf")),
+) -> Carried:
+    """`mamba2` of rows x `[T, columns]` that hold x of all heads, then b and c of all groups.
+
+    Rows of `dt` hold it from element `dt_at` on.
+    """
+    if device.cuda() is not None and x.dtype == dt.dtype and cuda.takes(form, x.dtype):
+        cuts = checked_stops(x.shape[0], lengths, len(states), stops)
+        y, every = cuda.scan(
+            form,
+            x,
+            (dt, dt_at),
+            rate=rate,
+            bias=bias,
+            skip=skip,
+            states=states,
+            lengths=lengths,
+            stops=cuts,
+            limits=limits,
+        )
+        return carried(y, every)
+    inner, shared = form.heads * form.width, form.groups * form.size
+    value, write, read = mx.split(x, [inner, inner + shared], axis=-1)
+    return mamba2(
+        value.reshape(-1, form.heads, form.width),
+        write.reshape(-1, form.groups, form.size),
+        read.reshape(-1, form.groups, form.size),
+        dt[:, dt_at : dt_at + form.heads],
+        rate=rate,
+        bias=bias,
+        skip=skip,
+        states=states,
+        lengths=lengths,
+        stops=stops,
+        limits=limits,
+    )
 
 
 def _step(dt: mx.array, bias: mx.array, limits: tuple[float, float]) -> mx.array:

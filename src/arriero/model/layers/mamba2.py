@@ -10,7 +10,8 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import swiglu
-from arriero.kernels.mamba2 import mamba2
+from arriero.kernels.cuda.mamba2 import Heads
+from arriero.kernels.mamba2 import mamba2_rows
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.spans import Carried, Stops
 from arriero.model.checkpoint import Checkpoint
@@ -128,15 +129,15 @@ class Mamba2:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         c = self.config
-        gate, convolved, dt = mx.split(self.inputs(x), [c.inner, c.inner + c.channels], axis=-1)
+        rows = self.inputs(x)
+        gate, convolved, _ = mx.split(rows, [c.inner, c.inner + c.channels], axis=-1)
 
         def rule(mixed: mx.array, *, states: Sequence[mx.array], lengths: Sequence[int], stops: Stops) -> Carried:
-            value, write, read = mx.split(mixed, [c.inner, c.inner + c.groups * c.state], axis=-1)
-            return mamba2(
-                value.reshape(-1, c.heads, c.head_dim),
-                write.reshape(-1, c.groups, c.state),
-                read.reshape(-1, c.groups, c.state),
-                dt,
+            return mamba2_rows(
+                mixed,
+                rows,
+                Heads(c.heads, c.head_dim, c.groups, c.state),
+                dt_at=c.inner + c.channels,
                 rate=self.rate,
                 bias=self.bias,
                 skip=self.skip,
