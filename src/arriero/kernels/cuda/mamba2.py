@@ -74,7 +74,8 @@ def scan(
 ) -> tuple[mx.array, list[list[mx.array]]]:
     """`kernels/mamba2.py` over rows of x, b and c `[T, columns]`, and rows that hold dt from an element on.
 
-    y is `[T, heads, width]` in their type; each span has its states `[heads, width, size]` after its stops and at its end.
+    y is `[T, heads, width]` in their type; each span has its states, `[heads, width, size]`, after its stops and at its
+    end.
     """
     outputs: list[mx.array] = []
     every: list[list[mx.array]] = []
