@@ -139,11 +139,11 @@ def test_rounds_go_back_to_states_inside_a_replayed_step(
 
     plain, again = rounds(dense._by_layers), rounds(dense.forward)
     assert len(recorded) == 1
-    caches = dense.new_caches()
-    alone = [
-        dense.forward(Batch(mx.array([position], mx.int32), [Span(0, 1, position, caches)])).final
-        for position in range(len(plain[0]))
-    ]
+    caches, alone = dense.new_caches(), []
+    for position in range(len(plain[0])):
+        alone.append(dense.forward(Batch(mx.array([position], mx.int32), [Span(0, 1, position, caches)])).final)
+        # Steps write in place, in the order in which they are started.
+        mx.eval(alone[-1])
     for a, b in zip(plain, again, strict=True):
         assert same(a, b)
     again = [array for cache in caches if isinstance(cache, RecurrentCache) for array in cache.get()]
