@@ -25,13 +25,37 @@ CONFIG = CONFIGS["Qwen3-8B"] | {
     "head_dim": 64,
     "vocab_size": 96,
 }
+RECURRENT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "vocab_size": 96,
+}
+SPARSE = {
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+MODELS = {
+    "dense": CONFIG,
+    "recurrent": CONFIGS["Qwen3.8-27B"] | RECURRENT | {"intermediate_size": 128},
+    "sparse": CONFIGS["Qwen3.5-35B-A3B"] | RECURRENT | SPARSE,
+}
 PROMPTS = [[5, 9, 2, 40], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 31]]
 NEW = 12
 
 
-@pytest.fixture
-def model(gpu: Gpu) -> Any:
-    return random_model(CONFIG, Quantization("nvfp4", 4, 16))
+@pytest.fixture(params=list(MODELS))
+def model(gpu: Gpu, request: pytest.FixtureRequest) -> Any:
+    return random_model(MODELS[request.param], Quantization("nvfp4", 4, 16))
 
 
 def written(
