@@ -72,3 +72,13 @@ def test_an_exception_for_lack_of_memory_is_known_by_its_type_or_text(error, exp
 )
 def test_bytes_are_written_as_people_read_them(count, text):
     assert memory.readable(count) == text
+
+
+@pytest.mark.parametrize(("on_gpu", "held", "times"), [(False, 1, 1), (True, 1, 0), (True, memory.KEPT_BYTES + 1, 1)])
+def test_free_buffers_stay_with_an_nvidia_gpu_while_they_are_few(monkeypatch, on_gpu, held, times):
+    cleared = []
+    monkeypatch.setattr(memory, "cuda", lambda: object() if on_gpu else None)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: held)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(True))
+    memory.release_buffers()
+    assert len(cleared) == times

@@ -24,6 +24,7 @@ from arriero.runner.decode import Flight, Pipeline, Sampler
 from arriero.runner.embedding import Embeddings, ModelStates
 from arriero.runner.failures import described
 from arriero.runner.limits import Counts, Limits
+from arriero.runner.memory import release_buffers
 from arriero.runner.messages import (
     Embed,
     Failed,
@@ -48,7 +49,7 @@ __all__ = ["Counts", "Engine", "Limits"]
 log = logging.getLogger(__name__)
 
 CLEAR_EVERY = 256
-"""Generated tokens between two clearings of MLX's buffer cache, which otherwise grows with each new shape."""
+"""Generated tokens between two looks at the buffers that MLX keeps, which otherwise grow with each new shape."""
 
 CHUNK_SHARE = 4
 """Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
@@ -206,7 +207,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever a forward raises ends its rows, not the engine
             self._fail(error)
         if not self.busy:
-            mx.clear_cache()
+            release_buffers()
 
     def _plain_step(self) -> None:
         previous = self._pipeline.latest
@@ -259,7 +260,7 @@ class Engine:
         self._deliver(row, run.tokens, run.logprobs)
         if self._generated // CLEAR_EVERY > self._cleared_at:
             self._cleared_at = self._generated // CLEAR_EVERY
-            mx.clear_cache()
+            release_buffers()
         return True
 
     def close(self) -> None:
@@ -358,7 +359,7 @@ class Engine:
                 chunk.row.start_decoding()
                 self._share(chunk.row)
         if crossed or chunks:
-            mx.clear_cache()
+            release_buffers()
         return flight
 
     def _budget(self, *, decoding: bool) -> int:

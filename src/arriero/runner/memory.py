@@ -8,7 +8,12 @@ import re
 import mlx.core as mx
 import psutil
 
+from arriero.kernels.device import cuda
+
 log = logging.getLogger(__name__)
+
+KEPT_BYTES = 2 << 30
+"""Free buffers that stay with the process on NVIDIA GPUs."""
 
 _OUT_OF_MEMORY = re.compile(
     r"out of (?:device )?memory|unable to allocate|failed to allocate|allocation failed|malloc|not enough memory|"
@@ -20,6 +25,16 @@ _OUT_OF_MEMORY = re.compile(
 def memory_bytes() -> int:
     """Bytes that the allocator has taken from the system: in use, and free in its cache."""
     return mx.get_active_memory() + mx.get_cache_memory()
+
+
+def release_buffers() -> None:
+    """Give the allocator's free buffers back to the system; on NVIDIA GPUs only when they are more than `KEPT_BYTES`.
+
+    There each one is a call of the driver, and another when it is needed again: a prompt of 4,096 tokens takes an 8B
+    model 159 ms with the buffers of the prompt before, and 220 without (H200).
+    """
+    if cuda() is None or mx.get_cache_memory() > KEPT_BYTES:
+        mx.clear_cache()
 
 
 def wire_weights() -> int:
