@@ -51,10 +51,10 @@ def reader(count: int, hidden: int, rank: int, how: Quantization | None, inject:
 def both(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, Any]:
     """What it gives with the kernels, and without."""
     ours = run()
-    mx.eval(ours)
+    mx.eval([array for array in ours if array.size])
     with plain_mlx(monkeypatch):
         plain = run()
-        mx.eval(plain)
+        mx.eval([array for array in plain if array.size])
     return ours, plain
 
 

@@ -37,8 +37,8 @@ class Rows:
 
     @property
     def factor_at(self) -> int:
-        """Where the factor begins, a multiple of 4; −1 without one."""
-        return -(-sum(self.parts) // 4) * 4 if self.factor else -1
+        """Where the factor begins, a multiple of 4; 0 without one."""
+        return -(-sum(self.parts) // 4) * 4 if self.factor else 0
 
     @property
     def stride(self) -> int:

@@ -1,6 +1,6 @@
 // Chosen rows of a table, decoded: row places[i] of `rows`, of STRIDE bytes, becomes row i of `out`. A thread decodes 8
 // numbers. In a row lie the codes, scales from SCALES_AT on (behind them the biases of affine formats), and a factor at
-// FACTOR_AT, where those are not -1. KIND: 0 float32, 1 bfloat16, 2 E4M3, 3 NVFP4, 4 MXFP4, 5 MXFP8, 6 affine of BITS.
+// FACTOR_AT, where that is not 0. KIND: 0 float32, 1 bfloat16, 2 E4M3, 3 NVFP4, 4 MXFP4, 5 MXFP8, 6 affine of BITS.
 {
   using namespace arriero;
   constexpr u32 PIECES = WIDTH / 8;
@@ -21,7 +21,7 @@
     return code & 128 ? -v : v;
   };
   auto e8m0 = [](u32 code) { return __uint_as_float(code == 255 ? 0x7fc00000u : code ? code << 23 : 0x00400000u); };
-  const float factor = FACTOR_AT < 0 ? 1.f : wide(row + FACTOR_AT);
+  const float factor = FACTOR_AT == 0 ? 1.f : wide(row + FACTOR_AT);
   float v[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

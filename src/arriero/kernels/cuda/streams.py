@@ -12,7 +12,8 @@ from arriero.kernels.cuda.product import bits_of
 from arriero.kernels.cuda.source import Kernel
 
 MXFP8 = FORMATS["mxfp8", 8, 32].code
-DENSE = -1
+DENSE = 15
+"""What stands for bfloat16 among the numbers of formats. MLX makes names of them: they must not be negative."""
 FEW = 32
 """Tokens up to which the gates are made by the kernel that mixes."""
 TOGETHER = 8

@@ -3,10 +3,10 @@
 // COUNT rows once for all tokens of the block; the grid is (HIDDEN / warps, groups of TOKENS).
 //
 // INJECTS: the first block of a group also makes the weights `2 · sigma(shares / COUNT)` of each stream. MODE: as formats.cu
-// names them, or -1 for bfloat16.
+// names them, or 15 for bfloat16.
 {
   using namespace arriero;
-  constexpr bool DENSE = MODE < 0;
+  constexpr bool DENSE = MODE == 15;
   typedef Format<DENSE ? MXFP8 : MODE, 32> F;
   constexpr int PER_WORD = DENSE ? 2 : 4, ROW_WORDS = RANK / PER_WORD, EACH = (ROW_WORDS + 31) / 32;
   __shared__ float low_[TOKENS * RANK];

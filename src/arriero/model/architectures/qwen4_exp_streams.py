@@ -140,7 +140,10 @@ class StreamReader:
             mixed, weights = cuda.gated(self.up(_squashed(low, c.count)), made.normed), None
         if weights is None and made.shares is not None:
             rest = [made.shares.sum(axis=1).astype(flat.dtype)]
-        return mixed, _write_weights(rest[0] if rest else low[:, :0], c.count) if weights is None else weights
+        if weights is None:
+            # MLX fails on arrays without elements there.
+            weights = _write_weights(rest[0], c.count) if rest else mx.zeros((flat.shape[0], 0))
+        return mixed, weights
 
     def _normed(self, streams: Streams, inject: mx.array | None) -> cuda.Normed:
         """Adds what was written, and remembers that in `streams`."""
