@@ -107,6 +107,16 @@ def test_rows_too_long_for_shared_memory_go_by_several_launches(gpu: Gpu) -> Non
     assert error(made.y, exact(x) @ matrix.values.T + exact(residual)) < TOLERANCE
 
 
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("width", [5120, 5376, 17408])
+def test_rows_whose_units_sixteen_warps_share_unevenly(gpu: Gpu, width: int, count: int) -> None:
+    matrix, x = packed((48, width), "nvfp4", 4, 16), rows(count, width)
+    gain = 1 + 0.2 * rows(1, width)[0]
+    y = multiply(gpu, x, matrix.operand, norm=(gain, EPS)).y
+    assert error(y, normed(exact(x), exact(gain)) @ matrix.values.T) < TOLERANCE
+    assert mx.array_equal(multiply(gpu, x[-1:], matrix.operand, norm=(gain, EPS)).y, y[-1:])
+
+
 def test_a_row_has_the_same_bits_alone_and_beside_others(gpu: Gpu) -> None:
     matrix = packed((4096, 4096), "nvfp4", 4, 16)
     x = rows(16, 4096)

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 WARPS = 16
 TILE = 16
 """Rows of W in one tile."""
-BUCKETS = (1, 8, 16)
-"""Rows of x that kernels are compiled for; fewer are padded with zeros in shared memory."""
+BUCKETS = (1, 4, 8, 16)
+"""Rows of x that kernels are compiled for; fewer are padded with zeros in shared memory. Four only where eight don't
+fit."""
 FEW = 32
 """The most rows that are multiplied this way, by several launches: from then on decoding the matrix once pays."""
 
@@ -168,7 +169,7 @@ class Geometry:
 
 
 @cache
-def geometry(bucket: int, rows: int, columns: int, unit: int, gated: bool, blocks: int) -> Geometry:
+def geometry(bucket: int, rows: int, columns: int, unit: int, gated: bool, blocks: int, warps: int = WARPS) -> Geometry:
     """For `bucket` rows of x and a matrix `[rows, columns]`, on `blocks` multiprocessors.
 
     Two or three tiles a step, so that the steps come out even; DEPTH divides a warp's units, so that the epilogue is
@@ -176,15 +177,22 @@ def geometry(bucket: int, rows: int, columns: int, unit: int, gated: bool, block
     """
     count = rows // TILE
     tiles = 2 if gated or count <= 2 * blocks or count > 3 * blocks else 3
-    depth = depth_of(columns, unit, tiles, WARPS)
+    depth = depth_of(columns, unit, tiles, warps)
     buffers = 2 if -(-count // tiles) > blocks else 1
-    shared = bucket * columns * 2 + buffers * WARPS * -(-bucket // 8) * tiles * 512 + 64 + 16 * WARPS * 4
+    shared = bucket * columns * 2 + buffers * warps * -(-bucket // 8) * tiles * 512 + 64 + 16 * warps * 4
     return Geometry(bucket, depth, tiles, buffers, shared, steps_ahead(columns, unit, tiles))
 
 
 def steps_ahead(columns: int, unit: int, tiles: int) -> int:
     """Steps of `tiles` tiles that are `FETCH` bytes, at least one."""
     return max(1, round(FETCH / (tiles * TILE * columns // unit * 64)))
+
+
+def warps_for(columns: int, unit: int) -> int:
+    """Warps that share out a row's units: 16, or 20 or 14 where that is more even by an eighth."""
+    units = columns // unit
+    uneven = {warps: -(-units // warps) * warps / units for warps in (WARPS, 20, 14)}
+    return next((warps for warps in (20, 14) if uneven[WARPS] >= 1.125 * uneven[warps] and units >= WARPS), WARPS)
 
 
 def depth_of(columns: int, unit: int, tiles: int, warps: int) -> int:
@@ -195,11 +203,14 @@ def depth_of(columns: int, unit: int, tiles: int, warps: int) -> int:
 
 def bucket_for(gpu: Gpu, count: int, rows: int, columns: int, unit: int, gated: bool) -> int:
     """How many of `count` rows one launch takes at most, by what shared memory holds of x; 0 when not even one."""
+    warps = warps_for(columns, unit)
     fitting = [
         bucket
         for bucket in BUCKETS
-        if geometry(bucket, rows, columns, unit, gated, gpu.multiprocessors).shared <= gpu.shared_memory
+        if geometry(bucket, rows, columns, unit, gated, gpu.multiprocessors, warps).shared <= gpu.shared_memory
     ]
+    if 8 in fitting:
+        fitting.remove(4)
     return next((bucket for bucket in fitting if bucket >= count), max(fitting, default=0))
 
 
@@ -318,7 +329,8 @@ def _launch(
     count, gated = x.shape[0], activation is not None
     # All launches of one product share a kernel but the last, which may need fewer rows.
     bucket = min(bucket, bucket_for(gpu, count, matrix.rows, matrix.columns, matrix.format.unit, gated))
-    plan = geometry(bucket, matrix.rows, matrix.columns, matrix.format.unit, gated, gpu.multiprocessors)
+    warps = warps_for(matrix.columns, matrix.format.unit)
+    plan = geometry(bucket, matrix.rows, matrix.columns, matrix.format.unit, gated, gpu.multiprocessors, warps)
     extras = {
         "biases": matrix.biases,
         "branch": branch,
@@ -335,7 +347,7 @@ def _launch(
     if branch is not None:
         shapes.append((count, matrix.columns))
         dtypes.append(mx.bfloat16)
-    made = kernel(frozenset(present), plan.shared)(
+    made = kernel(frozenset(present), plan.shared, warps)(
         [x, matrix.w, matrix.scales, *present.values()],
         {
             **template(matrix, plan),
