@@ -41,6 +41,7 @@ def execute(
     AssertionError says what is wrong with a kernel's collectives.
     """
     names = tuple(TYPES[array.dtype.name] for array in (*inputs, *outputs))
+    assert all(value >= 0 for value in template.values()), "MLX makes names of constants, which a minus is no part of"
     strided = any(f"{name}_strides" in text(kernel.body) for name in kernel.inputs)
     assert all(array.flags.c_contiguous for array in (() if strided else inputs))
     run = _built(kernel, kernel.full_name, names, tuple(template.items()))
@@ -100,6 +101,7 @@ def _source(kernel: Kernel, types: Sequence[str], template: Sequence[tuple[str, 
         "                           int x, int y, int z, unsigned seed) {",
         "  pointers_ = pointers; shapes_ = shapes; strides_ = strides;",
         f"  blockDim = {{{kernel.threads}, 1, 1}}; gridDim = {{x, y, z}};",
+        f"  for (arriero::phase_ = 0; arriero::phase_ < {kernel.phases}; ++arriero::phase_)",
         "  for (int k = 0; k < z; ++k) for (int j = 0; j < y; ++j) for (int i = 0; i < x; ++i) {",
         "    blockIdx = {i, j, k};",
         f"    if (const char* fault = fibers::run({kernel.threads}, kernel_, seed++)) return fault;",
