@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import mlx.core as mx
 import numpy as np
 
+from arriero.kernels import device
+from arriero.kernels.cuda import block_conv as cuda
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.drafts.dflash_config import ConvConfig
@@ -36,33 +37,32 @@ class GroupedDynamicConv:
         project = Linear.load(checkpoint, f"{prefix}.kernel_projection", dtype, bias=False, shape=(rows, hidden))
         return cls(config, base, project)
 
-    def _kernel(self, side: int) -> list[mx.array]:
-        """The static term of each tap, `[groups, channels of one]`, of the input (0) or the output (1).
-
-        Divided and not indexed, as everything here: an index is a gather, which GPUs launch each time.
-        """
-        of_side = mx.split(self.base.reshape(2, self.config.taps, -1, self.config.group), 2)[side]
-        return [tap.squeeze((0, 1)) for tap in mx.split(of_side, self.config.taps, axis=1)]
-
     def before(self, u: mx.array, batch: Batch) -> tuple[mx.array, mx.array]:
         """The part's input, and what `after` needs for its output."""
-        before, after = mx.split(self.project(u).reshape(u.shape[0], 2, self.config.taps, -1), 2, axis=1)
-        return self._convolve(u, self._kernel(0), before.squeeze(1), batch), after.squeeze(1)
+        dynamic = self.project(u)
+        return self._convolve(0, u, dynamic, batch), dynamic
 
-    def after(self, y: mx.array, dynamic: mx.array, batch: Batch) -> mx.array:
-        """The part's output, convolved with the kernels that its input gave."""
-        return self._convolve(y, self._kernel(1), dynamic, batch)
+    def after(self, x: mx.array, y: mx.array, dynamic: mx.array, batch: Batch) -> mx.array:
+        """`x` and the part's output y, convolved with the kernels that its input gave."""
+        return self._convolve(1, y, dynamic, batch, residual=x)
 
-    def _convolve(self, x: mx.array, base: Sequence[mx.array], dynamic: mx.array, batch: Batch) -> mx.array:
-        grouped = x.reshape(x.shape[0], -1, self.config.group)
+    def _convolve(
+        self, side: int, x: mx.array, dynamic: mx.array, batch: Batch, residual: mx.array | None = None
+    ) -> mx.array:
+        if len(batch.spans) == 1 and cuda.takes(x, self.base, dynamic, self.config.group) and device.cuda() is not None:
+            return cuda.convolve(x, self.base, dynamic, side=side, group=self.config.group, residual=residual)
+        taps, group = self.config.taps, self.config.group
+        base = self.base.reshape(2, taps, -1, group)[side]
+        moving = dynamic.reshape(x.shape[0], 2, taps, -1)[:, side]
+        grouped = x.reshape(x.shape[0], -1, group)
         total = mx.zeros_like(grouped)
-        factors = mx.split(dynamic, self.config.taps, axis=1)
-        for tap in range(self.config.taps):
+        for tap in range(taps):
             earlier = grouped if tap == 0 else self._earlier(grouped, tap, batch)
             # The static term and then the dynamic one, each rounded, as the reference sums them.
             total = total + base[tap] * earlier
-            total = total + factors[tap].squeeze(1)[..., None] * earlier
-        return total.reshape(x.shape)
+            total = total + moving[:, tap, :, None] * earlier
+        found = total.reshape(x.shape)
+        return found if residual is None else residual + found
 
     def _earlier(self, x: mx.array, tap: int, batch: Batch) -> mx.array:
         """Rows `tap` before each, 0 where that is another block's."""

@@ -80,6 +80,8 @@ class Attention:
         self.causal = causal
         self.query = query
         self.key_value = key_value
+        self.all_three = None if device.cuda() is None else FusedLinear([query, *key_value.parts])
+        """Of queries, keys and values, for blocks that are placed."""
         self.out = out
         self.query_norm = query_norm
         self.key_norm = key_norm
@@ -169,13 +171,13 @@ class Attention:
         """The same for a block whose keys, and those of the new states before it, the kernel puts into the caches."""
         gpu = device.cuda()
         assert gpu is not None
-        both = mx.concatenate([placed.context, x])
+        assert self.all_three is not None
         # The states' queries are never read.
-        queries = mx.pad(self.query(x), [(placed.context.shape[0], 0), (0, 0)])
+        parts = [matrix(mx.concatenate([placed.context, x])) for matrix in self.all_three.matrices]
         return cuda.behind(
             gpu,
             self.shape,
-            mx.concatenate([queries, *(matrix(both) for matrix in self.key_value.matrices)], axis=-1),
+            parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1),
             placed.angles,
             placed.buffers[slot],
             placed.groups[slot],
@@ -268,6 +270,6 @@ class Layer:
             return x + self.mlp(normed)
         around_attention, around_mlp = self.convs
         taken, kernel = around_attention.before(normed, batch)
-        x = x + around_attention.after(self.attention(taken, batch, slot), kernel, batch)
+        x = around_attention.after(x, self.attention(taken, batch, slot), kernel, batch)
         taken, kernel = around_mlp.before(self.between(x), batch)
-        return x + around_mlp.after(self.mlp(taken), kernel, batch)
+        return around_mlp.after(x, self.mlp(taken), kernel, batch)

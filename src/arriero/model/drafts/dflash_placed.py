@@ -172,6 +172,7 @@ def _fits(draft: BlockDraft) -> bool:
         not config.laguna
         and not config.interleaved
         and draft.target.facts.dtype == mx.bfloat16
+        and all(layer.attention.all_three is not None for layer in draft.layers)
         and all(
             shape.head_dim in cuda.HEAD_DIMS
             and shape.heads % shape.kv_heads == 0
