@@ -15,6 +15,7 @@ from arriero.kernels import device
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Operand, operand
 from arriero.kernels.cuda.source import Kernel
+from arriero.model.layers import replay
 from tests.helpers.cuda_on_cpu.run import Emulated, compiler
 
 SEED = np.random.default_rng(20261130)
@@ -31,6 +32,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(Kernel, "__call__", lambda kernel, *args, **kwargs: emulated(kernel, *args, **kwargs))
     monkeypatch.setattr(device, "cuda", lambda: EMULATED)
     monkeypatch.setattr(device, "native", lambda: None)
+    monkeypatch.setattr(replay, "BUILT_FIRST", False)
     # An executed kernel has numbers at once, so there is nothing to trace.
     monkeypatch.setattr(mx, "compile", lambda function, **how: function)
     return EMULATED

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import mlx.core as mx
 import numpy as np
 
@@ -61,20 +61,39 @@ def rows_of(
     return Rows(KINDS[kind], width, bits, max(group, 1), tuple(size for size, _ in columns), factor)
 
 
-def packed(layout: Rows, columns: Sequence[np.ndarray], factors: np.ndarray | None, places: np.ndarray) -> np.ndarray:
-    """One array of bytes: rows `[n, stride]` of the columns side by side, then `places` as int32."""
-    count = len(columns[0])
+def packed(
+    layout: Rows, columns: Sequence[np.ndarray], factors: np.ndarray | None, places: np.ndarray, *, count: int = 0
+) -> np.ndarray:
+    """One array of bytes: rows `[n, stride]` of the columns side by side, then `places` as int32.
+
+    Without columns the rows are `count` that hold nothing yet.
+    """
+    count = len(columns[0]) if columns else count
     edge = count * layout.stride
     made = np.empty(edge + 4 * places.size, np.uint8)
-    rows = made[:edge].reshape(count, layout.stride)
-    at = 0
+    if columns:
+        fill(layout, made[:edge].reshape(count, layout.stride), columns, factors)
+    made[edge:] = np.ascontiguousarray(places, np.int32).view(np.uint8).reshape(-1)
+    return made
+
+
+def put(layout: Rows, place: mx.array, columns: Sequence[np.ndarray], factors: np.ndarray | None) -> None:
+    """Write rows of the columns to the front of `place`, which the host has made, and nothing has computed with yet."""
+    count = len(columns[0])
+    rows = np.empty((count, layout.stride), np.uint8)
+    fill(layout, rows, columns, factors)
+    held = np.asarray(place)
+    ctypes.memmove(held.ctypes.data, rows.ctypes.data, rows.nbytes)
+
+
+def fill(layout: Rows, rows: np.ndarray, columns: Sequence[np.ndarray], factors: np.ndarray | None) -> None:
+    """Columns side by side in `rows` `[n, stride]`."""
+    count, at = len(rows), 0
     for column, size in zip(columns, layout.parts, strict=True):
         rows[:, at : at + size] = np.ascontiguousarray(column).view(np.uint8).reshape(count, size)
         at += size
     if factors is not None:
         rows[:, layout.factor_at :] = np.ascontiguousarray(factors, np.float32).view(np.uint8).reshape(count, 4)
-    made[edge:] = np.ascontiguousarray(places, np.int32).view(np.uint8).reshape(-1)
-    return made
 
 
 def decode(layout: Rows, bytes_: mx.array, count: int, dtype: mx.Dtype) -> mx.array:
@@ -98,8 +117,3 @@ def decode(layout: Rows, bytes_: mx.array, count: int, dtype: mx.Dtype) -> mx.ar
         dtypes=[dtype],
     )
     return made[0]
-
-
-def type_name(column: np.ndarray) -> str:
-    """A column's element type, `bfloat16` where NumPy has none of its own."""
-    return "bfloat16" if column.dtype == ml_dtypes.bfloat16 else column.dtype.name

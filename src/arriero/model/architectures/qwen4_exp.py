@@ -18,6 +18,7 @@ import numpy as np
 
 from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.kernels import device
+from arriero.kernels.cuda.attention import REPLAYED
 from arriero.model.architectures import resident_tables
 from arriero.model.architectures.qwen4_exp_attention import IndexedAttention
 from arriero.model.architectures.qwen4_exp_config import Config
@@ -32,7 +33,7 @@ from arriero.model.layers.experts import Experts, Router, SharedSparseMLP, Spars
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.qwen_files import DRAFTS, VISION, gains_are_baked, image_rope
-from arriero.model.layers.replay import Replay, hosted_key
+from arriero.model.layers.replay import Replay
 from arriero.model.layers.rope import Rope
 from arriero.model.vision.qwen import load_tower
 
@@ -274,15 +275,12 @@ class Model:
         if batch.features and self.vision is None:
             raise UnsupportedFeature(f"{self.facts.architecture} does not take images")
         tables = {layer.slots.ngrams: layer.ngrams for layer in self.layers if layer.ngrams is not None}
-        if not self._replay.possible(batch):
-            return self._by_layers(batch)
-        # A recording cannot wait for the ids between two of its layers.
-        return self._replay(batch, {slot: ngrams.lookup(batch, slot) for slot, ngrams in tables.items()})
+        return self._replay(batch, lambda: {slot: ngrams.coming(batch, slot) for slot, ngrams in tables.items()})
 
     def _by_layers(self, batch: Batch) -> Hidden:
         """The forward, one layer after another."""
         for layer in self.layers:
-            if layer.ngrams is not None and hosted_key(layer.slots.ngrams) not in batch.memo:
+            if layer.ngrams is not None and REPLAYED not in batch.memo:
                 layer.ngrams.begin(batch, layer.slots.ngrams)
         x = put_features(self.embedding(batch.tokens), batch.features)
         c = self.config.streams

@@ -25,7 +25,7 @@ from arriero.model.contract import Batch
 from arriero.model.layers.delta_net import load_taps
 from arriero.model.layers.host_table import ShardedTable
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
-from arriero.model.layers.replay import Hosted, hosted_key
+from arriero.model.layers.replay import Coming, Contexts, Hosted, hosted_key
 from arriero.runner.caches.state import NGramCache
 
 
@@ -143,14 +143,29 @@ class NGramEmbedding:
 
     def lookup(self, batch: Batch, slot: int) -> Hosted:
         """The rows of the batch's n-grams, and what the caches remember of its ids; waits for the ids."""
-        c = self.config
-        tokens = self._tokens(batch, slot)
-        rows = self.table(self._rows(batch, slot).reshape(-1)).reshape(-1, c.width)
-        contexts = [
-            [ids[end : end + c.size - 1] for end in [*cache.splits(span.length), span.length]]
-            for ids, cache, span in zip(tokens, batch.caches(slot), batch.spans, strict=True)
+        contexts = self._contexts(batch, slot)
+        return Hosted(self.table(self._rows(batch, slot).reshape(-1)).reshape(-1, self.config.width), contexts)
+
+    def _contexts(self, batch: Batch, slot: int) -> Contexts:
+        size = self.config.size - 1
+        return [
+            [ids[end : end + size] for end in [*cache.splits(span.length), span.length]]
+            for ids, cache, span in zip(self._tokens(batch, slot), batch.caches(slot), batch.spans, strict=True)
         ]
-        return Hosted(rows, contexts)
+
+    def coming(self, batch: Batch, slot: int) -> Coming:
+        """The same for a forward that is built before its ids are known, where the table can do that."""
+        c, count = self.config, batch.tokens.shape[0] * self.config.rows_per_token
+        place = self.table.place(count)
+        if place is None:
+            hosted = self.lookup(batch, slot)
+            return Coming(hosted.rows, lambda rows: rows, lambda: hosted.contexts)
+
+        def fill() -> Contexts:
+            self.table.put(place, self._rows(batch, slot).reshape(-1))
+            return self._contexts(batch, slot)
+
+        return Coming(place, lambda held: self.table.put_rows(held, count).reshape(-1, c.width), fill)
 
     def __call__(self, streams: mx.array, batch: Batch, slot: int) -> mx.array:
         """Streams `[T, streams, hidden]` to the same."""

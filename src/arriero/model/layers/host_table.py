@@ -150,22 +150,52 @@ class ShardedTable:
 
     def _at_once(self, columns: list[np.ndarray], factors: np.ndarray | None, place: np.ndarray) -> mx.array | None:
         """Uploaded as one array and decoded in one launch, to the same bits; None where there is no kernel for that."""
-        if device.cuda() is None or not len(columns[0]):
+        layout = self._layout()
+        if layout is None or not len(columns[0]):
+            return None
+        made = mx.array(cuda.packed(layout, columns, factors, place.reshape(-1)))
+        return cuda.decode(layout, made, len(columns[0]), self.dtype)
+
+    def place(self, count: int) -> mx.array | None:
+        """Memory for `count` rows that `put` fills in later; None where rows can't be put there as they are stored."""
+        layout = self._layout()
+        if layout is None:
+            return None
+        return mx.array(cuda.packed(layout, [], None, np.arange(count), count=count))
+
+    def put(self, place: mx.array, rows: np.ndarray) -> None:
+        """Copy rows by number into what `place` gave for as many: before anything that reads it is computed."""
+        layout, files = self._layout(), self.files
+        if layout is None or files is None:
+            raise RuntimeError("rows were to be put where no kernel decodes them")
+        chosen, which = np.unique(rows, return_inverse=True)
+        columns = [column[which] for column in files.take(self._checked(chosen))]
+        factors = None
+        if self.factors is not None:
+            factors = self.factors[np.searchsorted(self.starts, rows, side="right") - 1]
+        cuda.put(layout, place, columns, factors)
+
+    def put_rows(self, place: mx.array, count: int) -> mx.array:
+        """The `count` rows that were put there, `[count, width]`, decoded in one launch to the bits of a call."""
+        layout = self._layout()
+        if layout is None:
+            raise RuntimeError("rows were put where no kernel decodes them")
+        return cuda.decode(layout, place, count, self.dtype)
+
+    def _layout(self) -> cuda.Rows | None:
+        """How rows of the files lie in memory for the kernel that decodes them; None where there is none."""
+        if device.cuda() is None or self.files is None:
             return None
         how = self.layout.quantization
-        layout = cuda.rows_of(
+        return cuda.rows_of(
             self.layout.dtype if how is None else how.mode,
             self.layout.width,
             0 if how is None else how.bits,
             0 if how is None else how.group_size,
-            [(column.shape[1] * column.itemsize, cuda.type_name(column)) for column in columns],
-            factor=factors is not None,
+            [(size, str(name)) for size, name in self.files.parts],
+            factor=self.factors is not None,
             dtype=self.dtype,
         )
-        if layout is None:
-            return None
-        made = mx.array(cuda.packed(layout, columns, factors, place.reshape(-1)))
-        return cuda.decode(layout, made, len(columns[0]), self.dtype)
 
     def _checked(self, chosen: np.ndarray) -> np.ndarray:
         """Ascending numbers that are all in the table."""

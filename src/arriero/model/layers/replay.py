@@ -45,10 +45,19 @@ WORTH = 3
 STEP = [0, 0, 1, 0, 1, 0, 0, 0]
 """What one token adds to a group, as attention.cu names its numbers."""
 
+BUILT_FIRST = True
+"""Whether the host waits for ids and looks up rows when a forward is built already, while the device still computes the
+one before. What computes a forward as it is built must have them first.
+"""
+
 Form = tuple[Any, ...]
 
 Replayed = LinearCache | RecurrentCache | NGramCache
 """Memories that a recording can stand for."""
+
+
+Contexts = Sequence[Sequence[np.ndarray]]
+"""Of each span the ids int32 that its cache of n-grams has after each stop and at the end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,8 +66,19 @@ class Hosted:
 
     rows: mx.array
     """`[T, width]`."""
-    contexts: Sequence[Sequence[np.ndarray]]
-    """Of each span the ids int32 that its cache has after each stop and at the end."""
+    contexts: Contexts
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Coming:
+    """What the host will have found by the time a forward is computed: the forward can be built before."""
+
+    place: mx.array
+    """Where the host puts it."""
+    decode: Callable[[mx.array], mx.array]
+    """Makes rows `[T, width]` of that; the same for all forwards of a form."""
+    fill: Callable[[], Contexts]
+    """Waits for the tokens' ids, and puts it there."""
 
 
 def hosted_key(slot: int) -> tuple[str, int]:
@@ -160,11 +180,12 @@ class Replay:
         """Whether a forward may be replayed, so that what it needs of the host is worth looking up at once."""
         return not self._refused and _replayable(batch)
 
-    def __call__(self, batch: Batch, hosted: Mapping[int, Hosted] | None = None) -> Hidden:
-        """The forward, replayed where one of its form was seen before; `hosted` by the slots of n-grams."""
-        hosted = {} if hosted is None else hosted
-        batch.memo.update({hosted_key(slot): found for slot, found in hosted.items()})
-        if not self.possible(batch) or len(hosted) != sum(isinstance(c, NGramCache) for c in batch.spans[0].caches):
+    def __call__(self, batch: Batch, coming: Callable[[], Mapping[int, Coming]] = dict) -> Hidden:
+        """The forward, replayed where one of its form was seen before.
+
+        `coming` gives, for each slot of n-grams, what the host looks up; it is filled in once the forward is built.
+        """
+        if not self.possible(batch):
             return self._forward(batch)
         slots = range(len(batch.spans[0].caches))
         caches: list[list[Replayed]] = [batch.caches(slot) for slot in slots]
@@ -179,15 +200,17 @@ class Replay:
         if seen.run is None and seen.times < WORTH and len(batch.spans) < batch.tokens.shape[0]:
             seen.times += 1
             return self._forward(batch)
+        hosted = coming()
         if seen.run is None:
-            seen.run = self._recorded(batch, buffers, seen, list(hosted))
+            seen.run = self._recorded(batch, buffers, seen, hosted)
+        contexts = {} if BUILT_FIRST else {slot: one.fill() for slot, one in hosted.items()}
         places = self._places(form, batch, seen)
         furthest = max(span.position + span.length for span in batch.spans)
         held = [rope.held(furthest) for rope in seen.ropes]
         try:
             final, *rest = seen.run(
                 [
-                    *(batch.tokens, *places, *held, *(found.rows for found in hosted.values())),
+                    *(batch.tokens, *places, *held, *(one.place for one in hosted.values())),
                     *(part for of in buffers for b in of for part in b[:2]),
                 ]
             )
@@ -196,6 +219,7 @@ class Replay:
             self._refused = True
             self._forms.clear()
             return self._forward(batch)
+        contexts = contexts or {slot: one.fill() for slot, one in hosted.items()}
         taps = rest.pop(0) if batch.taps else None
         head_input = rest.pop(0) if seen.head_input else None
         after = [span.position + span.length for span in batch.spans]
@@ -209,7 +233,7 @@ class Replay:
                 assert not isinstance(where, int)
                 if isinstance(cache, NGramCache):
                     tails = [next(left) for _ in range(len(where) + 1)]
-                    cache.put_ids(hosted[slot].contexts[row], tails, span.length)
+                    cache.put_ids(contexts[slot][row], tails, span.length)
                 else:
                     assert isinstance(cache, RecurrentCache)
                     states = [(next(left), next(left)) for _ in range(len(where) + 1)]
@@ -243,7 +267,7 @@ class Replay:
         return made
 
     def _recorded(
-        self, batch: Batch, buffers: Sequence[Sequence[Held]], seen: _Seen, hosted: list[int]
+        self, batch: Batch, buffers: Sequence[Sequence[Held]], seen: _Seen, hosted: Mapping[int, Coming]
     ) -> Callable[[list[mx.array]], list[mx.array]]:
         """The forward as a function of tokens, places, tables of angles, what the host found for slots, and buffers.
 
@@ -258,6 +282,7 @@ class Replay:
             [len(t) for t in cuda.tables(lengths, [0] * len(lengths), [0] * len(lengths), capacities, tokens)]
             for tokens, _, capacities in seen.tables
         ]
+        decoders = {slot: one.decode for slot, one in hosted.items()}
         steady = max(lengths) == 1
         step = argument(mx.array(STEP))
         mx.eval(step)
@@ -273,8 +298,8 @@ class Replay:
                 angles = memo["rope", rope] = mx.take(next(left), positions[:total], axis=0)
                 cuda.give_angles(memo, angles)
             nothing: list[list[np.ndarray]] = [[] for _ in lengths]
-            for slot in hosted:
-                memo[hosted_key(slot)] = Hosted(next(left), nothing)
+            for slot, decode in decoders.items():
+                memo[hosted_key(slot)] = Hosted(decode(next(left)), nothing)
             slots = [[_slot(next(left), next(left), where) for where in of_slot] for of_slot in places]
             spans = [
                 Span(start, length, position, [of_slot[row] for of_slot in slots])

@@ -50,6 +50,11 @@ class FileRows:
         self._expected: Copies | None = None
 
     @property
+    def parts(self) -> list[tuple[int, np.dtype]]:
+        """Of each column the bytes of a row and the type of its elements."""
+        return [(shards[0].shape[1] * shards[0].itemsize, shards[0].dtype) for shards in self._columns]
+
+    @property
     def row_bytes(self) -> int:
         """What one row takes."""
         return sum(shards[0].shape[1] * shards[0].itemsize for shards in self._columns)
