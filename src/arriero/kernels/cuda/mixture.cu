@@ -17,10 +17,11 @@ struct Bank {
 
 // Two results of a tile's row, gate and up or one, each the sum over a line's segments: their matrices are those of
 // experts chosen[line · SEGMENTS + segment], of which EXPERTS means the one. of(line, segment) are a segment's
-// activations, and put(line, row, sums) takes what the warps have summed.
-template <int MODE, int GROUP, int K, int TILE_ROWS, int SEGMENTS, int EXPERTS, int TILES, int DEPTH, class Of, class Put>
+// activations, more(line, row) is read before the sums are there, and put(line, row, sums, more) takes them.
+template <int MODE, int GROUP, int K, int TILE_ROWS, int SEGMENTS, int EXPERTS, int TILES, int DEPTH, class Of, class More,
+          class Put>
 __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, int lines, char* shared, const Of& of,
-                                        const Put& put) {
+                                        const More& more, const Put& put) {
   typedef Format<MODE, GROUP> F;
   constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, EACH_ = K / UNIT, UNITS = SEGMENTS * EACH_;
   constexpr int SHARE = (UNITS + WARPS - 1) / WARPS, STEPS = TILE_ROWS / 16;
@@ -74,6 +75,9 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
     };
     uint4 x[BLOCKS], next[BLOCKS];
     fetch(0, x);
+    const int own = step % STEPS * 16 + (tid & 15);
+    decltype(more(line, own)) beside = {};
+    if (tid < 16) beside = more(line, own);
 #pragma unroll 1
     for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
 #pragma unroll
@@ -117,7 +121,7 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
         for (int w = 0; w < WARPS; ++w) s[r] += buffer[(w * TILES + r) * 16 + tid];
         s[r] *= F::undo();
       }
-      put(line, step % STEPS * 16 + tid, s);
+      put(line, own, s, beside);
     }
   }
 }

@@ -11,10 +11,10 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Operand
 from arriero.kernels.cuda.source import Kernel
 
-WARPS = 4
-RESIDENT = 3
-"""Blocks that a multiprocessor holds at once."""
-DEEPEST = {2: 4, 1: 9}
+INNER_WARPS, DOWN_WARPS = 4, 8
+INNER_RESIDENT, DOWN_RESIDENT = 3, 1
+"""Warps of a block, which share out a line's columns, and blocks that a multiprocessor holds at once."""
+DEEPEST = {2: 4, 1: 6}
 """Units of each row that a thread keeps in flight at most, by the tiles of a step."""
 LINES = 512
 """The most pairs of token and expert: beyond, sorting tokens by expert reads less."""
@@ -57,13 +57,9 @@ def takes(banks: Banks) -> bool:
     )
 
 
-def _depth(units: int, tiles: int) -> int:
-    share = -(-units // WARPS)
+def _depth(units: int, tiles: int, warps: int) -> int:
+    share = -(-units // warps)
     return max(depth for depth in range(1, DEEPEST[tiles] + 1) if share % depth == 0)
-
-
-def _shared(tiles: int) -> int:
-    return 2 * WARPS * tiles * 16 * 4
 
 
 PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors"}
@@ -82,17 +78,19 @@ def _arguments(name: str, operand: Operand | None, parts: str) -> tuple[dict[str
 
 
 @cache
-def _kernel(body: str, inputs: tuple[str, ...], defines: tuple[tuple[str, str], ...], shared: int) -> Kernel:
+def _kernel(
+    body: str, inputs: tuple[str, ...], defines: tuple[tuple[str, str], ...], tiles: int, warps: int, resident: int
+) -> Kernel:
     return Kernel(
         name=body,
         inputs=inputs,
         outputs=("out",),
         headers=("numbers", "formats", "product", "mixture"),
         body=f"{body}_body",
-        threads=32 * WARPS,
-        shared=shared,
+        threads=32 * warps,
+        shared=2 * warps * tiles * 16 * 4,
         defines=defines,
-        resident=RESIDENT,
+        resident=resident,
     )
 
 
@@ -132,7 +130,7 @@ def multiply(
         "EXPERTS_": banks.down.experts,
     }
     unit = banks.down.format.unit
-    made = _kernel("mixture_inner", tuple(arrays), tuple(defines.items()), _shared(2))(
+    made = _kernel("mixture_inner", tuple(arrays), tuple(defines.items()), 2, INNER_WARPS, INNER_RESIDENT)(
         list(arrays.values()),
         {
             **fixed,
@@ -142,9 +140,9 @@ def multiply(
             "U_FROM": inner if joined else 0,
             "OU_FROM": inner if one_joined else 0,
             "ACTIVATION": ACTIVATIONS[banks.activation],
-            "DEPTH": _depth(hidden // unit, 2),
+            "DEPTH": _depth(hidden // unit, 2, INNER_WARPS),
         },
-        blocks=(min(gpu.multiprocessors * RESIDENT, tokens * per * inner // TILE), 1, 1),
+        blocks=(min(gpu.multiprocessors * INNER_RESIDENT, tokens * per * inner // TILE), 1, 1),
         shapes=[(tokens, per, inner)],
         dtypes=[mx.bfloat16],
     )
@@ -155,10 +153,10 @@ def multiply(
         defines |= macros
     if residual is not None:
         arrays["residual"] = residual
-    summed = _kernel("mixture_down", tuple(arrays), tuple(defines.items()), _shared(1))(
+    summed = _kernel("mixture_down", tuple(arrays), tuple(defines.items()), 1, DOWN_WARPS, DOWN_RESIDENT)(
         list(arrays.values()),
-        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * inner // unit, 1)},
-        blocks=(min(gpu.multiprocessors * RESIDENT, tokens * hidden // TILE), 1, 1),
+        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * inner // unit, 1, DOWN_WARPS)},
+        blocks=(min(gpu.multiprocessors * DOWN_RESIDENT, tokens * hidden // TILE), 1, 1),
         shapes=[(tokens, hidden)],
         dtypes=[mx.bfloat16],
     )

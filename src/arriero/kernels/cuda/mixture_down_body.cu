@@ -7,9 +7,10 @@ extern __shared__ char shared_[];
   mixture<MODE, GROUP, K_, N_, PER, EXPERTS_, 1, DEPTH>(
       banks_, chosen, x_shape[0], shared_,
       [&](int line, int segment) { return (const bf16*)x + (size_t)(line * PER + segment) * K_; },
-      [&](int line, int row, const float* s) {
-        const size_t at = (size_t)line * N_ + row;
-        const float more = residual_ ? number(__ldcg((const u16*)residual_ + at)) : 0.f;
-        ((bf16*)out)[at] = __float2bfloat16(s[0] + more);
+      [&](int line, int row) -> float {
+        return residual_ ? number(__ldcg((const u16*)residual_ + (size_t)line * N_ + row)) : 0.f;
+      },
+      [&](int line, int row, const float* s, float more) {
+        ((bf16*)out)[(size_t)line * N_ + row] = __float2bfloat16(s[0] + more);
       });
 }

@@ -10,14 +10,15 @@ extern __shared__ char shared_[];
   mixture<MODE, GROUP, K_, N_, 1, EXPERTS_, 2, DEPTH>(
       banks_, chosen, x_shape[0] * PER, shared_,
       [&](int line, int) { return (const bf16*)x + (size_t)(line / PER) * K_; },
-      [&](int line, int row, const float* s) {
+      [&](int line, int row) -> float2 {
         const u32 expert = __ldg(chosen + line);
         const bool one = expert == EXPERTS_;
-        const float gate = s[0] * factor_of(banks_[one ? 2 : 0], one, expert, row);
-        const float up = s[1] * factor_of(banks_[one ? 3 : 1], one, expert, row);
-        const float *of = one ? one_down_ : downs_;
+        const float* of = one ? one_down_ : downs_;
         const float down = of ? __ldg(of + (one ? 0u : expert)) : 1.f;
-        const float y = activate<ACTIVATION>(gate) * up * (down * __ldg(weights + line));
-        ((bf16*)out)[(size_t)line * N_ + row] = __float2bfloat16(y);
+        const float gate = factor_of(banks_[one ? 2 : 0], one, expert, row);
+        return make_float2(gate, factor_of(banks_[one ? 3 : 1], one, expert, row) * down * __ldg(weights + line));
+      },
+      [&](int line, int row, const float* s, float2 f) {
+        ((bf16*)out)[(size_t)line * N_ + row] = __float2bfloat16(activate<ACTIVATION>(s[0] * f.x) * s[1] * f.y);
       });
 }
