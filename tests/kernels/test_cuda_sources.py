@@ -105,27 +105,6 @@ def test_a_gated_product_needs_whole_pairs_of_tiles() -> None:
     assert not product.fits(None, H200, 1)
 
 
-def test_nothing_is_fetched_ahead_unless_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    w, s = mx.zeros((8192, 1024), mx.uint32), mx.zeros((8192, 512), mx.uint8)
-    matrix = product.operand(w, s, None, mode="nvfp4", bits=4, group_size=16)
-    monkeypatch.delenv(product.AHEAD, raising=False)
-    assert product.Ahead.of(matrix) is None
-    monkeypatch.setenv(product.AHEAD, "16")
-    whole, halves = product.Ahead.of(matrix), product.Ahead.of(matrix, gated=True)
-    assert whole is not None
-    assert halves is not None
-    assert (whole.bytes, whole.second) == (16 << 20, 0)
-    assert (halves.bytes, halves.second) == (8 << 20, w.nbytes // 2)
-    assert halves.second + halves.bytes <= w.nbytes
-    assert (whole.scale_bytes, whole.scale_second) == (2 << 20, 0)
-    assert (halves.scale_bytes, halves.scale_second) == (1 << 20, s.nbytes // 2)
-    monkeypatch.setenv(product.AHEAD, "much")
-    assert product.Ahead.of(matrix) is None
-    assert "ARRIERO_CUDA_AHEAD=much" in caplog.text
-
-
 def test_a_global_scale_becomes_one_number_a_row_and_is_made_once() -> None:
     w, s, scale = mx.zeros((64, 32), mx.uint32), mx.zeros((64, 16), mx.uint8), mx.array(0.5)
     first = product.operand(w, s, None, mode="nvfp4", bits=4, group_size=16, global_scale=scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from arriero.kernels.append import append
 from arriero.kernels.attention import attention
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
+from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.matrix import Matrix, divided, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import normed_rope
@@ -46,8 +46,6 @@ class AttentionPart:
     key_norm: Norm | None = None
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
-    following: Callable[[], Ahead | None] = nothing
-    """Gives what the part behind it reads first: GPUs can fetch that beforehand."""
     _cuda_shape: cuda.Shape | None = None
     _operands: list[Operand | None] = field(default_factory=list)
 
@@ -74,20 +72,56 @@ class AttentionPart:
             y, *buffers = handle(x, angles, buffers, lengths, positions, bases)
             return y, buffers
         gpu = device.cuda()
-        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self._on_cuda(lengths, buffers, angles):
+        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self.takes_on_cuda(lengths, buffers, angles):
             return self._cuda(gpu, x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
         if cuda.REPLAYED in memo:
             raise NotReplayable("attention of plain operations has its positions in its shapes")
         return self.graph(x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
 
-    def _on_cuda(self, lengths: Sequence[int], buffers: Sequence[mx.array], angles: mx.array | None) -> bool:
+    def few(self) -> tuple[Operand, Operand] | None:
+        """The packed matrices of q, k and v and of the output; None where the first are not one, or a norm follows."""
+        first, last = self._matrices()[0], self._matrices()[-1]
+        if len(self.qkv) > 1 or self.before is None or self.after is not None or first is None or last is None:
+            return None
+        return first, last
+
+    def attend_on_cuda(
+        self,
+        gpu: Gpu,
+        qkv: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """What is between the products: rows of q, k and v to those of the output's product, and the filled buffers."""
+        return cuda.attend(
+            gpu,
+            self._shape,
+            qkv,
+            angles,
+            buffers,
+            lengths=lengths,
+            positions=positions,
+            bases=bases,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            memo=memo,
+        )
+
+    def takes_on_cuda(self, lengths: Sequence[int], buffers: Sequence[mx.array], angles: mx.array | None) -> bool:
         """Whether the CUDA kernel has this form of attention."""
         turned = angles is not None and self.interleaved
         return not turned and cuda.takes(self._shape, lengths, buffers, angles, [self.query_norm, self.key_norm])
 
-    def first(self) -> Ahead | None:
-        """What its first product reads, for who comes before it."""
-        return Ahead.of(self._operands[0]) if self._shape else None
+    def _matrices(self) -> list[Operand | None]:
+        """Those of q, k and v, and of the output."""
+        if not self._operands:
+            self._operands = [matrix.operand() for matrix in (*self.qkv, self.out)]
+        return self._operands
 
     @property
     def _shape(self) -> cuda.Shape:
@@ -95,7 +129,6 @@ class AttentionPart:
             self._cuda_shape = cuda.Shape(
                 self.heads, self.kv_heads, self.head_dim, self.scale, self.window, self.softcap
             )
-            self._operands = [matrix.operand() for matrix in (*self.qkv, self.out)]
         return self._cuda_shape
 
     def _cuda(
@@ -111,28 +144,18 @@ class AttentionPart:
         memo: dict[Any, Any],
     ) -> tuple[mx.array, list[mx.array]]:
         """The same in three launches for few tokens: product with its norm, attention, product."""
-        shape, (*first, last) = self._shape, self._operands
+        *first, last = self._matrices()
         few = [operand for operand in first if fits(operand, gpu, x.shape[0])]
         if len(few) == len(first):
             parts = [multiply(gpu, x, operand, norm=self.before).y for operand in few]
         else:
             normed = x if self.before is None else rms_norm(x, *self.before)
             parts = [matrix(normed) for matrix in self.qkv]
-        y, filled = cuda.attend(
-            gpu,
-            shape,
-            parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1),
-            angles,
-            buffers,
-            lengths=lengths,
-            positions=positions,
-            bases=bases,
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
-            memo=memo,
-            ahead=Ahead.of(last),
+        qkv = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+        y, filled = self.attend_on_cuda(
+            gpu, qkv, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo
         )
-        y = multiply(gpu, y, last, ahead=self.following()).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
         return y if self.after is None else rms_norm(y, *self.after), filled
 
     def graph(

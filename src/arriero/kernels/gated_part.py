@@ -3,7 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.activation import Activation, gated
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Ahead, Norm, Operand, fits, multiply, nothing
+from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
 from arriero.kernels.matrix import Matrix, products
 from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 
@@ -30,8 +30,6 @@ class GatedPart:
     activation: Activation
     after: Norm | None = None
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
-    following: Callable[[], Ahead | None] = nothing
-    """Gives what the part behind it reads first: GPUs can fetch that beforehand."""
     _operands: list[Operand | None] | None = None
 
     def __call__(self, x: mx.array, branch: mx.array) -> mx.array:
@@ -56,14 +54,14 @@ class GatedPart:
         if len(few) < len(first) or not fits(down, gpu, count):
             return None
         together = self.activation if joined else None
-        made = multiply(gpu, x, few[0], branch=branch, norm=self.before, activation=together, ahead=Ahead.of(down))
+        made = multiply(gpu, x, few[0], branch=branch, norm=self.before, activation=together)
         if joined:
             inner = made.y
         else:
             inner = gated(self.activation, made.y, multiply(gpu, made.x, few[1], norm=self.before).y)
         if self.after is None:
-            return multiply(gpu, inner, down, residual=made.x, ahead=self.following()).y
-        return made.x + rms_norm(multiply(gpu, inner, down, ahead=self.following()).y, *self.after)
+            return multiply(gpu, inner, down, residual=made.x).y
+        return made.x + rms_norm(multiply(gpu, inner, down).y, *self.after)
 
     def _metal(self, x: mx.array, branch: mx.array) -> mx.array | None:
         """The same in two or three launches for few tokens of a packed network; None for others."""
@@ -86,9 +84,12 @@ class GatedPart:
             return None
         return last.y if self.after is None else made.x + rms_norm(last.y, *self.after)
 
-    def first(self) -> Ahead | None:
-        """What its first product reads, for who comes before it."""
-        return Ahead.of(self._cuda_operands()[0], gated=len(self.gate_up) == 1)
+    def few(self) -> tuple[Operand, Operand] | None:
+        """The packed matrices of gate and up, and of down; None where gate and up are two, or a norm follows."""
+        first, last = self._cuda_operands()[0], self._cuda_operands()[-1]
+        if len(self.gate_up) > 1 or self.after is not None or first is None or last is None:
+            return None
+        return first, last
 
     def _cuda_operands(self) -> list[Operand | None]:
         if self._operands is None:

@@ -1,15 +1,20 @@
-"""Layers in a row as one operation on the CPU, which writes into their caches' own memory."""
+"""Layers in a row: one operation on the CPU, two launches a layer on NVIDIA GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.attention_part import AttentionPart
+from arriero.kernels.cuda import layer as cuda
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.layer import Chain
+from arriero.kernels.cuda.product import fits, multiply
 from arriero.kernels.gated_part import GatedPart
 
 
@@ -19,6 +24,9 @@ class Stack:
 
     layers: Sequence[tuple[AttentionPart, GatedPart]]
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
+    _chains: list[Chain] | None = None
+    _chained: dict[int, bool] = field(default_factory=dict)
+    """By rows, whether the chains take so many."""
 
     def takes(self, dtype: mx.Dtype) -> bool:
         """Whether it can be called with x and buffers of this type: only on the CPU, once the weights are computed."""
@@ -44,6 +52,71 @@ class Stack:
         """
         y: mx.array = self._handle(x.dtype)(x, angles, buffers, lengths, positions, bases, after)
         return y
+
+    def on_cuda(self, x: mx.array) -> Gpu | None:
+        """The NVIDIA GPU, where its kernels run these layers in two launches each for the rows x."""
+        gpu = device.cuda()
+        if gpu is None or not gpu.in_place or x.dtype != mx.bfloat16:
+            return None
+        rows = x.shape[0]
+        if rows not in self._chained:
+            chains = self._cuda_chains()
+            first = self.layers[0][0].few()
+            self._chained[rows] = (
+                len(chains) == len(self.layers)
+                and first is not None
+                and fits(first[0], gpu, rows)
+                and all(cuda.fits(gpu, chain, rows) for chain in chains)
+            )
+        return gpu if self._chained[rows] else None
+
+    def two_launches(
+        self,
+        gpu: Gpu,
+        x: mx.array,
+        angles: Sequence[mx.array | None],
+        buffers: Sequence[Sequence[mx.array]],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[Sequence[int]],
+        memo: dict[Any, Any],
+    ) -> Iterator[tuple[mx.array, Sequence[mx.array]]]:
+        """After each layer what is behind it and its filled buffers; `on_cuda` has given the GPU.
+
+        The arguments are those of `AttentionPart`, with an entry for each layer where they differ by layer.
+        """
+        attention = self.layers[0][0]
+        first = attention.few()
+        assert first is not None
+        qkv: mx.array | None = multiply(gpu, x, first[0], norm=attention.before).y
+        for (part, _), chain, turns, held, begin in zip(
+            self.layers, self._cuda_chains(), angles, buffers, bases, strict=True
+        ):
+            assert qkv is not None
+            y, filled = part.attend_on_cuda(
+                gpu, qkv, turns, held, lengths=lengths, positions=positions, bases=begin, memo=memo
+            )
+            made = cuda.multiply(gpu, x, y, chain)
+            x, qkv = made.h, made.qkv
+            yield x, filled
+
+    def _cuda_chains(self) -> list[Chain]:
+        """A chain for each layer; fewer where a layer is not made of packed matrices without norms behind them."""
+        if self._chains is None:
+            self._chains = []
+            behind = [attention for attention, _ in self.layers[1:]]
+            for (attention, gated), following in zip_longest(self.layers, behind):
+                out, network = attention.few(), gated.few()
+                after = None if following is None else following.few()
+                if out is None or network is None or (following is not None and after is None):
+                    break
+                gate_up, down = network
+                chain = Chain(gate_up, down, gated.activation, gated.before, out[1])
+                if following is not None and after is not None:
+                    chain = replace(chain, qkv=after[0], qkv_norm=following.before)
+                self._chains.append(chain)
+        return self._chains
 
     def _handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""

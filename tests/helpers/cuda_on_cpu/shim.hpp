@@ -172,35 +172,14 @@ inline float warp_sum(float v) {
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
   return v;
 }
-inline void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
-  // What is fetched ahead must be there to read.
-  if (bytes && block + 1 == blocks) (void)*((volatile const char*)from + bytes - 1);
-}
-struct Ahead {
-  const void* w;
-  const void* scales;
-  u32 bytes, scale_bytes;
-  u64 second, scale_second;
-  void fetch(u32 block, u32 blocks) const {  // one warp's work
-    if (!w) return;
-    prefetch(w, bytes, block, blocks);
-    prefetch(scales, scale_bytes, block, blocks);
-    if (second) {
-      prefetch((const char*)w + second, bytes, block, blocks);
-      prefetch((const char*)scales + scale_second, scale_bytes, block, blocks);
-    }
-  }
+static int phase_ = 0;
+inline bool phase(int part) { return part == phase_; }
+struct Gathering {
+  u32* state;
+  u32 before;
+  void arrive() {}
+  void wait() const {}
 };
-
-inline void copy_async(void* to, const void* from, bool there) {
-  if (there) memcpy(to, from, 16);
-  else memset(to, 0, 16);
-}
-inline void copies_done() {}
-inline void fetch(const void* from, u32 bytes) {
-  if (bytes && threadIdx.x % 32 == 0)
-    (void)*(volatile const char*)from, (void)*((volatile const char*)from + bytes - 1);
-}
 inline u64 stream_policy() { return 0; }
 inline uint4 load_stream(const void* p, u64) { return *(const uint4*)p; }
 inline float half_of(u32 v, int i) { return i ? high(v) : low(v); }

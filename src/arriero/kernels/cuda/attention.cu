@@ -93,25 +93,21 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
 
   const int slice = warp >> 2, quarter = warp & 3, line0 = slice * 16 + gid, line1 = line0 + 8;
   uint4 kf[2][C], vf[4][V];
-  auto load_keys = [&](int kb, uint4 (*k)[C], uint4 (*v)[V]) {
+  auto load_keys = [&](int kb) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const bf16* p = K + (size_t)min(kb + 8 * j + gid, hi - 1) * D + 8 * t;
 #pragma unroll
-      for (int c = 0; c < C; ++c) k[j][c] = *(const uint4*)(p + 32 * c);
+      for (int c = 0; c < C; ++c) kf[j][c] = *(const uint4*)(p + 32 * c);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const bf16* p = values_of_head + (size_t)min(kb + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1) * D + 8 * gid;
 #pragma unroll
-      for (int c = 0; c < V; ++c) v[j][c] = *(const uint4*)(p + 64 * c);
+      for (int c = 0; c < V; ++c) vf[j][c] = *(const uint4*)(p + 64 * c);
     }
   };
-  // The first keys are on their way while heads are made ready; what this block is about to write is read later.
   const int first_key = lo + 16 * quarter;
-  constexpr bool TWICE = D <= 128;  // registers hold more keys than those at work
-  const bool early = TWICE && first_key < hi && first_key + 16 <= g.fresh_place;
-  if (early) load_keys(first_key, kf, vf);
 
   if (lo < hi) {
     constexpr int ALL = THREADS / 32;
@@ -154,11 +150,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     const float log2e = 1.4426950408889634f;
     const int at0 = g.place + line0 / PER_HEAD, at1 = g.place + line1 / PER_HEAD;
     const int limit0 = ALL_NEW ? end - 1 : at0, limit1 = ALL_NEW ? end - 1 : at1;
-    if (TWICE && !early && first_key < hi) load_keys(first_key, kf, vf);
     for (int kb = first_key; kb < hi; kb += 64) {
-      if (!TWICE) load_keys(kb, kf, vf);
-      uint4 kn[2][C], vn[4][V];
-      if (TWICE && kb + 64 < hi) load_keys(kb + 64, kn, vn);
+      load_keys(kb);
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
@@ -218,16 +211,6 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
           u32 half = (j & 1) ? 0x7632 : 0x5410;
           mma(o[c * 8 + j], a0, a1, a2, a3, permute(v0[j >> 1], v1[j >> 1], half), permute(v2[j >> 1], v3[j >> 1], half));
         }
-      }
-      if (TWICE && kb + 64 < hi) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-          for (int c = 0; c < C; ++c) kf[j][c] = kn[j][c];
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int c = 0; c < V; ++c) vf[j][c] = vn[j][c];
       }
     }
     l0 += __shfl_xor_sync(~0u, l0, 1);

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Ahead, Norm, ahead_template, bits_of
+from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.source import Kernel, argument
 
 LINES = 32
@@ -180,11 +180,9 @@ def _counters() -> mx.array:
 
 
 @cache
-def kernel(
-    rows: int, threads: int, shared: int, angles: bool, q_gain: bool, k_gain: bool, ahead: bool = False
-) -> Kernel:
+def kernel(rows: int, threads: int, shared: int, angles: bool, q_gain: bool, k_gain: bool) -> Kernel:
     """The kernel for the buffers of 1 or `ROWS` rows."""
-    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain, "ahead": ahead, "ahead_scales": ahead}
+    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain}
     buffers = [name for i in range(rows) for name in (f"k{i}", f"v{i}")]
     return Kernel(
         name="attention",
@@ -216,20 +214,18 @@ def attend(
     query_norm: Norm | None,
     key_norm: Norm | None,
     memo: dict[Any, Any],
-    ahead: Ahead | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Attention of the new tokens' rows `[T, width]` of q, k and v: `[T, heads · head_dim]`, and the filled buffers.
 
     The arguments are those of `AttentionPart`, and `takes` has accepted them. The buffers are written in place: only
-    what was made of the returned ones sees the new tokens, and the given ones must not be used again. What is
-    `ahead` is brought into the L2 cache meanwhile.
+    what was made of the returned ones sees the new tokens, and the given ones must not be used again.
     """
     longest = max(lengths)
     tokens = tokens_of(shape, longest)
     capacities = [buffer.shape[2] for buffer in buffers[0::2]]
     turns = None if angles is None else angles_on_device(angles, memo)
     outputs = [
-        _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens, ahead)
+        _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens)
         for launch in launches(lengths, positions, bases, capacities, tokens, memo)
     ]
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
@@ -254,7 +250,7 @@ def behind(
     are written in place; whoever reads them next must depend on the result.
     """
     launch = Launch(group, 1, 1, 0, tokens)
-    return _launch(gpu, shape, launch, qkv, angles, buffers, query_norm, key_norm, tokens_of(shape, tokens), None)
+    return _launch(gpu, shape, launch, qkv, angles, buffers, query_norm, key_norm, tokens_of(shape, tokens))
 
 
 def angles_on_device(angles: mx.array, memo: dict[Any, Any]) -> mx.array:
@@ -276,7 +272,6 @@ def _launch(
     query_norm: Norm | None,
     key_norm: Norm | None,
     tokens: int,
-    ahead: Ahead | None,
 ) -> mx.array:
     rows = 1 if launch.rows == 1 else ROWS
     mine = list(buffers[2 * launch.first : 2 * (launch.first + launch.rows)])
@@ -286,7 +281,7 @@ def _launch(
     parts = splits(gpu, shape.kv_heads, launch.count)
     gains = [norm[0] for norm in (query_norm, key_norm) if norm is not None]
     inputs = [qkv, launch.groups, _counters(), *([] if angles is None else [angles]), *gains]
-    inputs += [*([] if ahead is None else [ahead.w, ahead.scales]), *mine]
+    inputs += mine
     made = kernel(
         rows,
         -(-lines // 16) * 128,
@@ -294,7 +289,6 @@ def _launch(
         angles is not None,
         query_norm is not None,
         key_norm is not None,
-        ahead is not None,
     )(
         inputs,
         {
@@ -314,7 +308,6 @@ def _launch(
             "CAP_BITS": bits_of(shape.softcap or 0.0),
             "Q_EPS_BITS": bits_of(query_norm[1] if query_norm is not None else 0.0),
             "K_EPS_BITS": bits_of(key_norm[1] if key_norm is not None else 0.0),
-            **ahead_template(ahead),
         },
         blocks=(parts, shape.kv_heads, launch.count),
         shapes=[

@@ -13,10 +13,8 @@ from arriero.kernels.cuda.product import (
     Activation,
     Geometry,
     Operand,
-    ahead_template,
     depth_of,
     kernel,
-    steps_ahead,
     template,
 )
 
@@ -33,7 +31,7 @@ def geometry(bucket: int, columns: int, unit: int) -> tuple[Geometry, int]:
     warps = 8 if columns // unit <= 8 else 16
     shared = bucket * columns * 2 + 2 * warps * TILES * 512 + 64 + 16 * warps * 4
     depth = depth_of(columns, unit, TILES, warps)
-    return Geometry(bucket, depth, TILES, 2, shared, steps_ahead(columns, unit, TILES)), warps
+    return Geometry(bucket, depth, TILES, 2, shared), warps
 
 
 def bucket_for(gpu: Gpu, count: int, columns: int, unit: int) -> int:
@@ -85,7 +83,6 @@ def multiply(
             "EPS_BITS": 0,
             "EXPERTS": True,
             "SHARED_BY": shared_by,
-            **ahead_template(None),
         },
         blocks=(gpu.multiprocessors * resident, 1, 1),
         shapes=[(*indices.shape, width)],

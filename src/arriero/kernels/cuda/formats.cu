@@ -25,8 +25,6 @@ __device__ __forceinline__ void e2m1(u32 q, u32 factor, u32* p) {
 template <int GROUP>
 struct Format<NVFP4, GROUP> {
   static constexpr int UNIT = 128, BLOCKS = 4;
-  static constexpr bool BIASED = false;
-  static constexpr long scale_bytes(int K) { return K / 16; }  // of a row
   struct Scale { u32 v; };
   struct Factor { u32 first, second; };
   static __device__ __forceinline__ Scale load(const void* scales, const void*, long row, int K, int unit, int t) {
@@ -54,8 +52,6 @@ struct Format<NVFP4, GROUP> {
 template <int GROUP>
 struct Format<MXFP4, GROUP> {
   static constexpr int UNIT = 128, BLOCKS = 4;
-  static constexpr bool BIASED = false;
-  static constexpr long scale_bytes(int K) { return K / 32; }  // of a row
   struct Scale { u32 v; };
   struct Factor { u32 s; };
   static __device__ __forceinline__ Scale load(const void* scales, const void*, long row, int K, int unit, int t) {
@@ -75,8 +71,6 @@ struct Format<MXFP4, GROUP> {
 template <int GROUP>
 struct Format<MXFP8, GROUP> {
   static constexpr int UNIT = 64, BLOCKS = 2;
-  static constexpr bool BIASED = false;
-  static constexpr long scale_bytes(int K) { return K / 32; }  // of a row
   struct Scale { u32 v; };
   struct Factor { u32 s; };
   static __device__ __forceinline__ Scale load(const void* scales, const void*, long row, int K, int unit, int t) {
@@ -103,8 +97,6 @@ struct Format<MXFP8, GROUP> {
 // A scale and a bias in bfloat16 for GROUP weights.
 template <int GROUP>
 struct Affine {
-  static constexpr bool BIASED = true;
-  static constexpr long scale_bytes(int K) { return K / GROUP * 2; }  // of a row
   struct Scale { u32 v; };  // scale | bias << 16
   struct Factor { u32 s, b; };
   static __device__ __forceinline__ Scale at(const void* scales, const void* biases, long index) {

@@ -61,59 +61,34 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
-// 16 bytes into shared memory without a register in between; zeros where nothing is `there`. copies_done() waits for those
-// of the thread that calls it.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
-  u32 at = (u32)__cvta_generic_to_shared(to), n = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(n) : "memory");
-}
-__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Asks for `bytes` bytes to be brought into the L2 cache; one warp calls it. A bulk prefetch is an instruction of the whole
-// warp, so one lane asks for PIECE bytes at a time; devices without them are asked line by line.
-#ifndef PIECE
-#define PIECE 16384u
-#endif
-__device__ __forceinline__ void fetch(const void* from, u32 bytes) {
-  const u64 first = (u64)from & ~15ull;
-#if __CUDA_ARCH__ >= 900
-  const u32 all = ((u32)((u64)from - first) + bytes) & ~15u;
-  if ((threadIdx.x & 31) == 0) {
-#pragma unroll 1
-    for (u32 at = 0; at < all; at += PIECE) {
-      const u32 n = min(PIECE, all - at);
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first + at), "r"(n) : "memory");
+// All blocks of a grid that stand on the device at once wait for one another. `state` is two numbers, zeros at first: how
+// many have arrived, and how often all had.
+struct Gathering {
+  u32* state;
+  u32 before;
+  __device__ __forceinline__ void arrive() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(before) : "l"(state + 1) : "memory");
+      __threadfence();
+      if (atomicAdd(state, 1u) == gridDim.x - 1) {
+        atomicExch(state, 0u);
+        __threadfence();
+        atomicExch(state + 1, before + 1);
+      }
     }
   }
-#else
-#pragma unroll 1
-  for (u32 at = (threadIdx.x & 31) * 128; at < bytes; at += 32 * 128)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(first + at));
-#endif
-}
-
-// The same for this block's part of them.
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes, u32 block, u32 blocks) {
-  const u32 share = (bytes / blocks + 127) & ~127u, first = block * share;
-  if (first < bytes) fetch((const char*)from + first, min(share, bytes - first));
-}
-
-// The matrix of the product that comes next: what of it is brought into the L2 cache, from its beginning and, where gate
-// and up are multiplied side by side, again from `second`. Null for none.
-struct Ahead {
-  const void* w;
-  const void* scales;
-  u32 bytes, scale_bytes;
-  u64 second, scale_second;
-  __device__ __forceinline__ void fetch(u32 block, u32 blocks) const {  // one warp's work
-    if (!w) return;
-    prefetch(w, bytes, block, blocks);
-    prefetch(scales, scale_bytes, block, blocks);
-    if (second) {
-      prefetch((const char*)w + second, bytes, block, blocks);
-      prefetch((const char*)scales + scale_second, scale_bytes, block, blocks);
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x == 0) {
+      u32 now;
+      do asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(state + 1) : "memory");
+      while (now == before);
+      __threadfence();
     }
+    __syncthreads();
   }
 };
+// Tests execute the parts between such meetings one after another, each for all blocks.
+__device__ __forceinline__ bool phase(int) { return true; }
 
 }  // namespace arriero

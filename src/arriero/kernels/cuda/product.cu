@@ -31,13 +31,18 @@ struct Extras {
   const void* bias;       // added to the result, [N]
   const void* residual;   // added to the result, [rows, N]
   const u32* experts;     // of each pair
-  Ahead ahead;            // of the product that comes next
+};
+
+// What x waits for, where the kernel before has written it: nothing.
+struct Written {
+  __device__ __forceinline__ void wait() const {}
 };
 
 template <int MODE, int GROUP, int N, int K, int ROWS, int ACTIVATION, int DEPTH, int TILES, int BUFFERS, bool NORM,
-          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY, int FETCHED>
+          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY, class Input>
 __device__ __forceinline__ void product(const bf16* x, const void* w, const void* scales, const void* biases,
-                                        const Extras& extra, bf16* out, int rows, float eps, char* shared) {
+                                        const Extras& extra, bf16* out, int rows, float eps, char* shared,
+                                        const Input& input) {
   typedef Format<MODE, GROUP> F;
   constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, UNITS = K / UNIT;
   constexpr int SHARE = (UNITS + WARPS - 1) / WARPS;     // units of one warp
@@ -63,26 +68,6 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   };
   auto pair_of = [&](int step) -> int { return EXPERTS ? (block + step * grid) / STEPS : 0; };
   auto expert_of = [&](int step) -> int { return EXPERTS ? (int)__ldg(extra.experts + pair_of(step)) : 0; };
-
-  // All rows of a tile lie together: one warp asks for them FETCHED steps before they are decoded, so that the memory
-  // streams while x is staged, sums are reduced and results written.
-  auto fetch_step = [&](int step) {
-    if (step < mine && warp == WARPS - 1) {
-      const long bank = EXPERTS ? (long)expert_of(step) * N : 0;
-#pragma unroll 1
-      for (int r = 0; r < TILES; ++r) {
-        const long row = bank + first_row(step, r);
-        if (RAGGED_N && first_row(step, r) >= N) continue;
-        fetch((const char*)w + row * ROW_BYTES, 16 * ROW_BYTES);
-        fetch((const char*)scales + row * F::scale_bytes(K), 16 * F::scale_bytes(K));
-        if (F::BIASED) fetch((const char*)biases + row * F::scale_bytes(K), 16 * F::scale_bytes(K));
-      }
-    }
-  };
-  if (FETCHED) {
-#pragma unroll 1
-    for (int step = 0; step < FETCHED; ++step) fetch_step(step);
-  }
 
   const u64 policy = stream_policy();
   uint4 wa[DEPTH][TILES], wb[DEPTH][TILES];
@@ -111,10 +96,10 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   };
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) load(d);
+  input.wait();
 
   // x goes to shared memory in the order of the fragments of B. Blocks of a unit stand crosswise, so that threads that
-  // bring neighbours write to different banks. Where nothing is done to x, it is copied as it is and paired when read.
-  const bool raw = !EXPERTS && !NORM && ROWS >= 8 && !extra.branch;
+  // bring neighbours write to different banks.
   constexpr int CROSS = !EXPERTS && ROWS >= 8 ? 8 / BLOCKS : 0;
   auto place_of = [&](int u, int j, int m, int tt) { return (u * BLOCKS + j) * (4 * ROWS) + ((m * 4 + tt) ^ (j * CROSS)); };
   if (EXPERTS) {
@@ -122,13 +107,6 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
       int m = i / (K / 8), k8 = i % (K / 8), u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
       xs[m * (K / 8) + (u * BLOCKS + j) * 4 + tt] = pairs_of<UNIT>(__ldcg((const uint4*)(x + (size_t)m * K + k8 * 8)));
     }
-  } else if (raw) {
-    for (int i = tid; i < ROWS * (K / 8); i += THREADS) {
-      int m = i / (K / 8), k8 = i % (K / 8), u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
-      const bool there = m < rows;
-      copy_async(xs + place_of(u, j, m, tt), x + (there ? (size_t)m * K + k8 * 8 : 0), there);
-    }
-    copies_done();
   } else if (ROWS == 1 && !NORM && !extra.branch) {
     constexpr int ROUNDS = (K / 8 + THREADS - 1) / THREADS;
     uint4 v[ROUNDS];
@@ -221,9 +199,6 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   const int fragment = EXPERTS ? t : gid * 4 + t;
 #pragma unroll 1
   for (int step = 0; step < mine; ++step) {
-    if (FETCHED) fetch_step(step + FETCHED);
-    // This block has asked for all that it reads: the memory is free for what the next kernel will ask for.
-    if (step + 1 == mine && warp == WARPS - 1) extra.ahead.fetch(block, grid);
     const uint4* xp = EXPERTS ? xb + (pair_of(step) / SHARED_BY) * (K / 8) : xb;
 #pragma unroll 1
     for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
@@ -243,10 +218,8 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
               b[h] = make_uint4(0, 0, 0, 0);
-              if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS) {
+              if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS)
                 b[h] = xp[(c * BLOCKS + i) * STRIDE + h * 32 + (fragment ^ (i * CROSS))];
-                if (raw) b[h] = pairs_of<UNIT>(b[h]);
-              }
             }
 #pragma unroll
             for (int r = 0; r < TILES; ++r) {

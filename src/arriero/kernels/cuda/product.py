@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -25,15 +24,6 @@ BUCKETS = (1, 4, 8, 16)
 fit."""
 FEW = 32
 """The most rows that are multiplied this way, by several launches: from then on decoding the matrix once pays."""
-
-FETCH = 256 << 10
-"""Bytes of its matrix that a block has asked for before it decodes them, about: what is on its way to the L2 cache."""
-
-AHEAD = "ARRIERO_CUDA_AHEAD"
-"""The setting: MB of the next matrix that a kernel brings into the L2 cache as it ends. Off by default, because what it
-gains has not been measured; the results are the same bits."""
-
-MOST_AHEAD = 64
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 ACTIVATIONS: dict[str | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
@@ -100,60 +90,6 @@ def _factors(global_scale: mx.array, count: int) -> mx.array:
     return _FACTORS[key][1]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Ahead:
-    """A part of a matrix that the next kernel will read: what of it is worth bringing into the L2 cache beforehand."""
-
-    w: mx.array
-    scales: mx.array
-    bytes: int
-    """Of w, from the beginning of each part."""
-    second: int
-    """Where the second part begins; 0 for none."""
-    scale_bytes: int
-    scale_second: int
-
-    @classmethod
-    def of(cls, matrix: Operand | None, *, gated: bool = False) -> Ahead | None:
-        """The first rows of a matrix, or of gate's and of up's halves; None for a bank, whose experts nobody knows."""
-        most = _ahead_bytes(os.environ.get(AHEAD, ""))
-        if matrix is None or matrix.experts or not most:
-            return None
-        parts = 2 if gated else 1
-        size, scales = matrix.w.nbytes // parts, matrix.scales.nbytes // parts
-        first = min(most // parts, size) // 16 * 16
-        begins = (size, scales) if gated else (0, 0)
-        return cls(matrix.w, matrix.scales, first, begins[0], first * scales // size // 16 * 16, begins[1])
-
-
-@cache
-def _ahead_bytes(setting: str) -> int:
-    """Bytes by the setting's text; 0, with a warning, for what is no whole number of MB up to `MOST_AHEAD`."""
-    if not setting.strip():
-        return 0
-    if not setting.strip().isdecimal() or int(setting) > MOST_AHEAD:
-        log.warning("%s=%s is not a number of MB from 0 to %d; 0 is used", AHEAD, setting, MOST_AHEAD)
-        return 0
-    return int(setting) << 20
-
-
-def nothing() -> Ahead | None:
-    """What comes next where nobody has said it."""
-    return None
-
-
-def ahead_template(ahead: Ahead | None) -> dict[str, int | bool]:
-    """What it decides of a kernel's template."""
-    if ahead is None:
-        return dict.fromkeys(("AHEAD_BYTES", "AHEAD_SECOND", "AHEAD_SCALE_BYTES", "AHEAD_SCALE_SECOND"), 0)
-    return {
-        "AHEAD_BYTES": ahead.bytes,
-        "AHEAD_SECOND": ahead.second,
-        "AHEAD_SCALE_BYTES": ahead.scale_bytes,
-        "AHEAD_SCALE_SECOND": ahead.scale_second,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """How one launch divides its work."""
@@ -164,8 +100,6 @@ class Geometry:
     tiles: int
     buffers: int
     shared: int
-    fetched: int
-    """Steps by which a block asks for its matrix ahead."""
 
 
 @cache
@@ -180,12 +114,7 @@ def geometry(bucket: int, rows: int, columns: int, unit: int, gated: bool, block
     depth = depth_of(columns, unit, tiles, warps)
     buffers = 2 if -(-count // tiles) > blocks else 1
     shared = bucket * columns * 2 + buffers * warps * -(-bucket // 8) * tiles * 512 + 64 + 16 * warps * 4
-    return Geometry(bucket, depth, tiles, buffers, shared, steps_ahead(columns, unit, tiles))
-
-
-def steps_ahead(columns: int, unit: int, tiles: int) -> int:
-    """Steps of `tiles` tiles that are `FETCH` bytes, at least one."""
-    return max(1, round(FETCH / (tiles * TILE * columns // unit * 64)))
+    return Geometry(bucket, depth, tiles, buffers, shared)
 
 
 def warps_for(columns: int, unit: int) -> int:
@@ -243,12 +172,10 @@ def multiply(
     norm: Norm | None = None,
     activation: Activation | None = None,
     residual: mx.array | None = None,
-    ahead: Ahead | None = None,
 ) -> Product:
     """`norm(x + branch) @ Wᵀ (+ bias) (+ residual)` for bfloat16 rows x `[T, columns]` that `fits` accepted.
 
-    With an activation W's rows are those of gate and of up, and y is `activation(gate) · up`. y is bfloat16. What is
-    `ahead` is brought into the L2 cache as this product ends.
+    With an activation W's rows are those of gate and of up, and y is `activation(gate) · up`. y is bfloat16.
     """
     count = x.shape[0]
     gated = activation is not None
@@ -267,7 +194,6 @@ def multiply(
                 activation,
                 residual if alone or residual is None else residual[part],
                 most,
-                ahead,
             )
         )
     if len(parts) == 1:
@@ -283,8 +209,6 @@ OPTIONAL = {
     "bias": "BIAS",
     "residual": "RESIDUAL",
     "chosen": "CHOSEN",
-    "ahead": "AHEAD",
-    "ahead_scales": "AHEAD_SCALES",
 }
 """Arguments that a product may lack, and the names that its body uses for them."""
 
@@ -324,7 +248,6 @@ def _launch(
     activation: Activation | None,
     residual: mx.array | None,
     bucket: int,
-    ahead: Ahead | None,
 ) -> Product:
     count, gated = x.shape[0], activation is not None
     # All launches of one product share a kernel but the last, which may need fewer rows.
@@ -338,8 +261,6 @@ def _launch(
         "factors": matrix.factors,
         "bias": matrix.bias,
         "residual": residual,
-        "ahead": None if ahead is None else ahead.w,
-        "ahead_scales": None if ahead is None else ahead.scales,
     }
     present = {name: array for name, array in extras.items() if array is not None}
     width = matrix.rows // 2 if gated else matrix.rows
@@ -357,7 +278,6 @@ def _launch(
             "EPS_BITS": 0 if norm is None else bits_of(norm[1]),
             "EXPERTS": False,
             "SHARED_BY": 1,
-            **ahead_template(ahead),
         },
         blocks=(gpu.multiprocessors, 1, 1),
         shapes=shapes,
@@ -377,5 +297,4 @@ def template(matrix: Operand, plan: Geometry) -> dict[str, int | bool]:
         "DEPTH": plan.depth,
         "TILES": plan.tiles,
         "BUFFERS": plan.buffers,
-        "FETCHED": plan.fetched,
     }

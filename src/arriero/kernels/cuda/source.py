@@ -50,6 +50,8 @@ class Kernel:
     """Blocks that a multiprocessor must hold at once: what bounds a thread's registers."""
     contiguous: bool = True
     """Whether inputs that are not contiguous are copied first; what is written in place must not be."""
+    phases: int = 1
+    """Parts that a kernel has whose blocks wait for one another: tests execute them one after another."""
 
     @property
     def header(self) -> str:

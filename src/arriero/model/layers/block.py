@@ -46,13 +46,6 @@ class PreNormBlock:
             mixer.surround(before)
             self.before = None
         self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
-        if isinstance(mixer, GroupedAttention) and self.gated is not None:
-            mixer.part.following = self.gated.first
-
-    def follow(self, other: PreNormBlock) -> None:
-        """Say that `other` runs right behind this one."""
-        if self.gated is not None and isinstance(other.mixer, GroupedAttention):
-            self.gated.following = other.mixer.part.first
 
     @classmethod
     def around(

@@ -15,7 +15,6 @@ from arriero.errors import CheckpointError, UnsupportedFeature
 from arriero.kernels.activation import softcap
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, Vision
-from arriero.model.layers.block import PreNormBlock
 from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
@@ -67,9 +66,6 @@ class Decoder:
         self.facts = replace(facts, embedding_scale=embedding_scale or 1.0)
         self.embedding = embedding
         self.layers = list(layers)
-        for layer, behind in pairwise(self.layers):
-            if isinstance(layer, PreNormBlock) and isinstance(behind, PreNormBlock):
-                layer.follow(behind)
         self.norm = norm
         self.head = head
         self.embedding_scale = embedding_scale

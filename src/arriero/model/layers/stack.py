@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.attention import LONGEST
+from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.gated_part import GatedPart
 from arriero.kernels.stack import Stack
 from arriero.model.contract import Batch
@@ -25,14 +27,41 @@ class LayerStack:
         self._mutual = any(attention.config.mutual for attention in self._attentions)
 
     def takes(self, x: mx.array, batch: Batch) -> bool:
-        """Whether this forward can run as one operation."""
+        """Whether this forward can run as one operation, or in few launches."""
         if self._mutual and batch.features:
             return False
-        return all(a.dtype == x.dtype for a in self._attentions) and self._stack.takes(x.dtype)
+        if not all(a.dtype == x.dtype for a in self._attentions):
+            return False
+        return self._stack.takes(x.dtype) or self._on_cuda(x, batch) is not None
+
+    def _on_cuda(self, x: mx.array, batch: Batch) -> Gpu | None:
+        """The NVIDIA GPU, where it runs these layers in two launches each."""
+        lengths, _ = spans(batch)
+        if max(lengths) > LONGEST:
+            return None
+        gpu = self._stack.on_cuda(x)
+        if gpu is None:
+            return None
+        taken = (
+            attention.part.takes_on_cuda(
+                lengths, keys, None if attention.rope is None else attention.rope.angles(batch)
+            )
+            for attention, keys in zip(self._attentions, self._buffers(batch, lengths), strict=True)
+        )
+        return gpu if all(taken) else None
+
+    def _buffers(self, batch: Batch, lengths: Sequence[int]) -> Iterator[list[mx.array]]:
+        """The keys' buffers of each layer."""
+        for index in range(len(self._attentions)):
+            caches = batch.caches(self._first + index)
+            yield [cache.reserve(length)[0] for cache, length in zip(caches, lengths, strict=True)]
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """`[T, hidden]` to `[T, hidden]`; the spans' caches are told what will be written into their buffers."""
         lengths, positions = spans(batch)
+        gpu = self._on_cuda(x, batch)
+        if gpu is not None:
+            return self._two_launches(gpu, x, batch, lengths, positions)
         slots = [batch.caches(self._first + index) for index in range(len(self._attentions))]
         buffers: list[mx.array] = []
         bases: list[int] = []
@@ -58,3 +87,24 @@ class LayerStack:
             for cache, length in zip(caches, lengths, strict=True):
                 cache.commit_in_place(length, y)
         return y
+
+    def _two_launches(
+        self, gpu: Gpu, x: mx.array, batch: Batch, lengths: Sequence[int], positions: Sequence[int]
+    ) -> mx.array:
+        slots = [batch.caches(self._first + index) for index in range(len(self._attentions))]
+        held = [[cache.reserve(length) for cache, length in zip(caches, lengths, strict=True)] for caches in slots]
+        done = self._stack.two_launches(
+            gpu,
+            x,
+            [None if a.rope is None else a.rope.angles(batch) for a in self._attentions],
+            [[buffer for keys, values, _ in of_slot for buffer in (keys, values)] for of_slot in held],
+            lengths=lengths,
+            positions=positions,
+            bases=[[base for _, _, base in of_slot] for of_slot in held],
+            memo=batch.memo,
+        )
+        for caches, (behind, filled) in zip(slots, done, strict=True):
+            for i, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
+                cache.commit(filled[2 * i], filled[2 * i + 1], length)
+            x = behind
+        return x
