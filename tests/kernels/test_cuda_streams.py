@@ -77,6 +77,17 @@ def test_norms_of_what_is_written_and_the_shares_of_its_products(gpu: Gpu, write
     assert error(made.shares, shares) < 1e-5
 
 
+@pytest.mark.parametrize(("tokens", "rank", "columns"), [(1, 320, 1280), (3, 7, 96), (8, 64, 2080)])
+def test_products_with_a_matrix_of_few_rows(gpu: Gpu, tokens: int, rank: int, columns: int) -> None:
+    x, weight = random(tokens, columns), linear(rank, columns, MXFP8).weight
+    down = cuda.Up.of(weight.data, weight.scales, "mxfp8", 8)
+    assert cuda.fits_low(tokens, down, columns)
+    assert not cuda.fits_low(9, down, columns)
+    assert down is not None
+    dense = exact(mx.dequantize(weight.data, weight.scales, mode="mxfp8"))
+    assert error(cuda.low_rank(x, down), exact(x) @ dense.T) < TOLERANCE
+
+
 @pytest.mark.parametrize("how", [None, MXFP8])
 @pytest.mark.parametrize("tokens", [1, 11])
 def test_gates_and_mixes(gpu: Gpu, tokens: int, how: Quantization | None) -> None:

@@ -30,20 +30,20 @@ def takes(streams: mx.array) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Up:
-    """The matrix `[count · hidden, rank]` of the gates: bfloat16, or MXFP8 with its scales."""
+    """A matrix in bfloat16, or in MXFP8 with its scales: that of gates `[count · hidden, rank]`, or the one before."""
 
     w: mx.array
     scales: mx.array | None
     rank: int
+    """Its columns."""
 
     @classmethod
     def of(cls, w: mx.array, scales: mx.array | None, mode: str, bits: int) -> Up | None:
-        """None for what the kernel does not take."""
+        """None for what the kernels do not take."""
         if scales is None:
             rank = w.shape[1]
-            return cls(w, None, rank) if w.dtype == mx.bfloat16 and rank % 2 == 0 and rank <= 1024 else None
-        rank = w.shape[1] * 32 // bits
-        return cls(w, scales, rank) if (mode, bits) == ("mxfp8", 8) and rank <= 1024 else None
+            return cls(w, None, rank) if w.dtype == mx.bfloat16 and rank % 2 == 0 else None
+        return cls(w, scales, w.shape[1] * 32 // bits) if (mode, bits) == ("mxfp8", 8) else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -110,6 +110,40 @@ def norm(
         dtypes=dtypes,
     )
     return Normed(streams if written is None else made[1], made[0], None if inject is None else made[-1])
+
+
+@cache
+def low_kernel() -> Kernel:
+    """The kernel of the product that everything else of a read waits for."""
+    return Kernel(
+        name="streams_low",
+        inputs=("normed", "down", "scales"),
+        outputs=("low_rank",),
+        headers=("numbers", "formats"),
+        body="streams_low_body",
+        threads=256,
+    )
+
+
+def fits_low(tokens: int, down: Up | None, columns: int) -> bool:
+    """Whether `low_rank` computes this; it divides a matrix of few rows among all multiprocessors."""
+    return down is not None and down.scales is not None and tokens <= TOGETHER and columns <= 1 << 14
+
+
+def low_rank(normed: mx.array, down: Up) -> mx.array:
+    """`normed [T, columns]` times the matrix `[rank, columns]`, transposed: `[T, rank]`, for what `fits_low` accepted."""
+    tokens, columns = normed.shape
+    rank = down.w.shape[0]
+    rows = 2 if rank % 2 == 0 else 1
+    together = 1 if tokens == 1 else TOGETHER
+    made = low_kernel()(
+        [normed, down.w, down.scales] if down.scales is not None else [],
+        {"RANK": rank, "COLUMNS": columns, "ROWS": rows, "TOKENS": together},
+        blocks=(rank // rows, -(-tokens // together), 1),
+        shapes=[(tokens, rank)],
+        dtypes=[mx.bfloat16],
+    )
+    return made[0]
 
 
 @cache

@@ -12,6 +12,7 @@ from arriero.kernels.cuda import streams as cuda
 from arriero.kernels.rms_norm import rms_norm
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +127,17 @@ class StreamReader:
         inject = injects[0].weight if injects and injects[0].weight.quantization is None else None
         made = self._normed(streams, None if inject is None else inject.data)
         flat = made.normed.reshape(-1, c.width)
+        rest: list[mx.array] = []
         if inject is not None or (not injects and len(self.down.sizes) == 1):
-            low, rest = down(flat), []
+            matrix = _held(down.weight)
+            if matrix is not None and cuda.fits_low(flat.shape[0], matrix, c.width):
+                low = cuda.low_rank(flat, matrix)
+            else:
+                low = down(flat)
         else:
             low, *rest = self.down(flat)
-        how = self.up.weight.quantization
-        up = cuda.Up.of(
-            self.up.weight.data, self.up.weight.scales, "" if how is None else how.mode, 0 if how is None else how.bits
-        )
-        if up is not None and flat.shape[0] <= cuda.FEW:
+        up = _held(self.up.weight)
+        if up is not None and up.rank <= 1024 and flat.shape[0] <= cuda.FEW:
             mixed, weights = cuda.mix(low, made, up)
         else:
             mixed, weights = cuda.gated(self.up(_squashed(low, c.count)), made.normed), None
@@ -154,6 +157,12 @@ class StreamReader:
         made = cuda.norm(streams.streams, norm.gain, norm.eps, written=written, inject=inject)
         streams.total = made.streams
         return made
+
+
+def _held(weight: Weight) -> cuda.Up | None:
+    """A matrix as the kernels take it."""
+    how = weight.quantization
+    return cuda.Up.of(weight.data, weight.scales, "" if how is None else how.mode, 0 if how is None else how.bits)
 
 
 def write(streams: Streams, y: mx.array, weights: mx.array) -> Streams:
