@@ -37,6 +37,9 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(gpu_kernels, "BANKS", [(64, 128), (128, 128)])
     monkeypatch.setattr(gpu_kernels, "EXPERTS", 16)
     monkeypatch.setattr(gpu_kernels, "CONTEXTS", (64,))
+    monkeypatch.setattr(gpu_kernels, "VOCABULARY", 300)
+    monkeypatch.setattr(gpu_kernels, "DELTA", (1, 2, 64))
+    monkeypatch.setattr(gpu_kernels, "CHAIN", 2)
     return counts
 
 
@@ -55,6 +58,25 @@ def test_experts_are_measured_by_the_distinct_ones(chains: list[int]) -> None:
     expert = 64 * 128 * (1 / 2 + 1 / 16)
     assert one.rate == pytest.approx(8 * expert / TIME)
     assert 8 * expert / TIME < eight.rate <= 16.001 * expert / TIME
+
+
+@pytest.mark.usefixtures("chains")
+def test_choices_are_measured_by_the_bytes_of_their_rows() -> None:
+    found = list(gpu_kernels.choices(EMULATED, 1e9))
+    assert [(one.operation, one.rows) for one in found] == [
+        ("largest", 1),
+        ("40 largest", 1),
+        ("largest", 8),
+        ("40 largest", 8),
+    ]
+    assert found[3].rate == pytest.approx(8 * 300 * 2 / TIME)
+
+
+@pytest.mark.usefixtures("chains")
+def test_states_are_measured_by_reading_and_writing_them() -> None:
+    one, eight = gpu_kernels.delta_steps(EMULATED, 1e9)
+    assert one.rate == pytest.approx(2 * 2 * 64 * 64 * 4 / TIME)
+    assert eight.rate == pytest.approx(8 * one.rate)
 
 
 def test_without_a_gpu_no_kernel_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,14 @@ import numpy as np
 from arriero.bench.gpu_clock import device_seconds
 from arriero.bench.gpu_models import random_weight
 from arriero.bench.gpu_shapes import tensor_bytes
-from arriero.kernels import device
+from arriero.kernels import device, topk
+from arriero.kernels import gated_delta as delta
 from arriero.kernels.cuda import attention, experts
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import operand
 from arriero.kernels.gather_matmul import quantized_graph as gather_graph
 from arriero.kernels.quantized_matmul import graph, quantized_matmul
+from arriero.kernels.spans import Carried
 from arriero.model.quantization import Quantization
 from arriero.model.weight import Weight
 
@@ -40,6 +42,11 @@ EXPERTS = 128
 BANKS = [(1536, 2048), (2048, 768)]
 """Of an expert of Qwen3-30B-A3B: gate and up, and down, of which each chosen row is another."""
 CONTEXTS = (2048, 16384)
+VOCABULARY = 151936
+DELTA = (16, 48, 128)
+"""Key heads, value heads and their size in Qwen3.8-27B."""
+CHAIN = 24
+"""Calls of one measurement of what has no weights."""
 
 LEAST = 8
 """Matrices of one measurement."""
@@ -70,7 +77,7 @@ def every_kernel(copy: float, tell: Callable[[str], object] = str) -> list[Measu
     if gpu is None:
         raise RuntimeError("there is no GPU that the kernels work on")
     found: list[Measured] = []
-    for each in (few_rows, prompts, rows_of_experts, decode_attention):
+    for each in (few_rows, prompts, rows_of_experts, decode_attention, choices, delta_steps):
         tell(each.__name__.replace("_", " "))
         found += each(gpu, copy)
         mx.clear_cache()
@@ -156,18 +163,76 @@ def _experts(gpu: Gpu, bank: Sequence[Weight], rows: int, spread: bool, copy: fl
 
     # Rows choose some experts that others chose, which need be read only once.
     read = len(np.unique(np.array(chosen))) * tensor_bytes((out, width), MODES["nvfp4"])
-    spent = device_seconds(compiled(ours, len(bank)), len(bank))
-    few = min(8, len(bank))
-    return Measured(
-        "experts nvfp4",
-        f"8 of {EXPERTS}, {out} × {width}",
-        rows,
-        spent,
-        device_seconds(compiled(plain, few), few),
-        read / spent / copy,
-        read / spent,
-        "GB/s",
-    )
+    return _moved("experts nvfp4", f"8 of {EXPERTS}, {out} × {width}", rows, ours, plain, len(bank), read, copy)
+
+
+def _moved(
+    operation: str,
+    shape: str,
+    rows: int,
+    ours: Callable[[int], mx.array],
+    plain: Callable[[int], mx.array],
+    count: int,
+    moved: float,
+    copy: float,
+) -> Measured:
+    """`count` different calls of ours, and 8 of plain MLX's, each of which moves so many bytes."""
+    spent, few = device_seconds(compiled(ours, count), count), min(8, count)
+    beside = device_seconds(compiled(plain, few), few)
+    return Measured(operation, shape, rows, spent, beside, moved / spent / copy, moved / spent, "GB/s")
+
+
+def choices(gpu: Gpu, copy: float) -> Iterator[Measured]:
+    """The largest of a row of logits, and its 40 largest."""
+    for rows in (1, 8):
+        sets = [mx.random.normal((rows, VOCABULARY)).astype(mx.bfloat16) for _ in range(CHAIN)]
+        mx.eval(sets)
+        for name, ours, plain in (
+            ("largest", topk.argmax, topk.argmax_graph),
+            ("40 largest", lambda x: topk.top_k(x, 40), lambda x: topk.graph(x, 40)),
+        ):
+            yield _moved(
+                name,
+                f"of {VOCABULARY}",
+                rows,
+                lambda i, call=ours, of=sets: call(of[i]),  # type: ignore[misc]
+                lambda i, call=plain, of=sets: call(of[i]),  # type: ignore[misc]
+                CHAIN,
+                2 * rows * VOCABULARY,
+                copy,
+            )
+
+
+def delta_steps(gpu: Gpu, copy: float) -> Iterator[Measured]:
+    """One token of each row through a gated delta net, whose states are read and written."""
+    key_heads, heads, size = DELTA
+    for rows in (1, 8):
+        q, k = (mx.random.normal((rows, key_heads, size)).astype(mx.bfloat16) for _ in range(2))
+        v = mx.random.normal((rows, heads, size)).astype(mx.bfloat16)
+        a, b = (mx.random.normal((rows, heads)).astype(mx.bfloat16) for _ in range(2))
+        sets = [[mx.random.normal((heads, size, size)) for _ in range(rows)] for _ in range(CHAIN)]
+        how: dict[str, Any] = {"rate": mx.ones((heads,)), "bias": mx.ones((heads,)), "lengths": [1] * rows}
+        mx.eval(q, k, v, a, b, sets, how["rate"], how["bias"])
+
+        def step(
+            function: Callable[..., Carried], i: int, given: Sequence[mx.array], of: list[list[mx.array]], how: Any
+        ) -> mx.array:
+            made = function(*given, states=of[i], **how)
+            # Whoever computes one end has computed the rows.
+            return made.ends[0]
+
+        yield _moved(
+            "gated delta step",
+            f"{heads} heads of {size} × {size}",
+            rows,
+            lambda i, given=(q, k, v, a, b), of=sets, how=how: step(delta.gated_delta, i, given, of, how),  # type: ignore[misc]
+            lambda i, given=(q, k, v, a, b), of=sets, how=how: step(  # type: ignore[misc]
+                delta.graph, i, given, of, how | {"stops": [[]] * len(of[i]), "eps": 1e-6}
+            ),
+            CHAIN,
+            2 * rows * heads * size * size * 4,
+            copy,
+        )
 
 
 def decode_attention(gpu: Gpu, copy: float) -> Iterator[Measured]:
@@ -213,17 +278,7 @@ def _attention(gpu: Gpu, rows: int, tokens: int, context: int, copy: float) -> M
         )
 
     read = rows * 2 * 8 * (context + tokens) * 128 * 2
-    spent = device_seconds(compiled(ours, many), many)
-    return Measured(
-        "attention",
-        f"{context} held, {tokens} new",
-        rows,
-        spent,
-        device_seconds(compiled(plain, many), many),
-        read / spent / copy,
-        read / spent,
-        "GB/s",
-    )
+    return _moved("attention", f"{context} held, {tokens} new", rows, ours, plain, many, read, copy)
 
 
 def weights(shape: tuple[int, ...], how: Quantization) -> list[Weight]:
