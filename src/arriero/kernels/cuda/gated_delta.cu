@@ -90,6 +90,27 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
     }
   }
 
+  // Rows that are ready are asked for a tile ahead, 8 elements at a time.
+  constexpr int EIGHTS = LINE / 8, LOADS = READY ? (TILE * EIGHTS + THREADS - 1) / THREADS : 1, PARTS = WIDE ? 2 : 1;
+  uint4 ahead[LOADS][PARTS];
+  float gate_ahead[2] = {0.f, 0.f};
+  auto ask = [&](int t0) {
+    const int n = min(TILE, span.length - t0);
+#pragma unroll
+    for (int k = 0; k < LOADS; ++k) {
+      const int i = tid + k * THREADS, t = i / EIGHTS;
+      if (t >= n) continue;
+      const size_t at = (size_t)(span.first + t0 + t) * X_WIDTH + channel(i % EIGHTS * 8);
+#pragma unroll
+      for (int e = 0; e < PARTS; ++e) ahead[k][e] = ((const uint4*)((const char*)d.x + at * (WIDE ? 4 : 2)))[e];
+    }
+    if (tid < n) {
+      const size_t at = (size_t)(span.first + t0 + tid) * GATE_WIDTH + head;
+      gate_ahead[0] = element<WIDE>(d.a, at), gate_ahead[1] = element<WIDE>(d.b, at);
+    }
+  };
+  if (READY) ask(0);
+
   int next = 0;
   for (int t0 = 0; t0 < span.length; t0 += TILE) {
     const int n = min(TILE, span.length - t0);
@@ -120,13 +141,28 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
         }
       }
     }
-    for (int i = tid; i < n * (LINE / 2); i += THREADS) {
-      const int t = i / (LINE / 2), e = i % (LINE / 2) * 2, c = channel(e);
-      float first = 0.f, second = 0.f;
-      if (READY) {
-        const float2 v = pair_of<WIDE>(d.x, ((size_t)(span.first + t0 + t) * X_WIDTH + c) / 2);
-        first = v.x, second = v.y;
-      } else {
+    if (READY) {
+#pragma unroll
+      for (int k = 0; k < LOADS; ++k) {
+        const int i = tid + k * THREADS;
+        if (i / EIGHTS >= n) continue;
+        float4* to = (float4*)lines + 2 * i;
+        if (WIDE) {
+#pragma unroll
+          for (int e = 0; e < PARTS; ++e) {
+            const float* f = (const float*)&ahead[k][e];
+            to[e] = make_float4(f[0], f[1], f[2], f[3]);
+          }
+        } else {
+          const uint4 v = ahead[k][0];
+          to[0] = make_float4(low(v.x), high(v.x), low(v.y), high(v.y));
+          to[1] = make_float4(low(v.z), high(v.z), low(v.w), high(v.w));
+        }
+      }
+    } else {
+      for (int i = tid; i < n * (LINE / 2); i += THREADS) {
+        const int t = i / (LINE / 2), e = i % (LINE / 2) * 2, c = channel(e);
+        float first = 0.f, second = 0.f;
 #pragma unroll
         for (int j = 0; j < TAPS; ++j) {
           const u32 v = *(const u32*)(seen(t0 + t + j) + c), w = *(const u32*)(d.taps + (size_t)j * CHANNELS + c);
@@ -134,11 +170,9 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
           second += high(v) * high(w);
         }
         // The graph rounds here, too.
-        first = rounded(first * sigmoid(first));
-        second = rounded(second * sigmoid(second));
+        lines[t * LINE + e] = rounded(first * sigmoid(first));
+        lines[t * LINE + e + 1] = rounded(second * sigmoid(second));
       }
-      lines[t * LINE + e] = first;
-      lines[t * LINE + e + 1] = second;
     }
     __syncthreads();
     for (int t = tid; t < n; t += THREADS) {
@@ -153,6 +187,8 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
         }
         const float r = d.hidden_gain ? rsqrtf(squares / HIDDEN + d.hidden_eps) : 1.f;
         a *= r, b *= r;
+      } else if (READY) {
+        a = gate_ahead[0], b = gate_ahead[1];
       } else {
         const size_t at = (size_t)(span.first + t0 + t) * GATE_WIDTH + head;
         a = element<WIDE>(d.a, at), b = element<WIDE>(d.b, at);
@@ -161,6 +197,7 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
       decay[t] = expf(-d.rate[head] * (fmaxf(a, 0.f) + log1pf(expf(-fabsf(a)))));
       beta[t] = sigmoid(b);
     }
+#pragma unroll 4
     for (int i = warp; i < 2 * n; i += WARPS) {
       float* p = lines + (i >> 1) * LINE + (i & 1) * DK;
       float squares = 0.f;
@@ -170,6 +207,7 @@ __device__ __forceinline__ void delta(const Delta& d, const Span& span, char* sh
       for (int e = lane; e < DK; e += 32) p[e] *= f;
     }
     __syncthreads();
+    if (READY && t0 + TILE < span.length) ask(t0 + TILE);
 
 #pragma unroll 1
     for (int t = 0; t < n; ++t) {

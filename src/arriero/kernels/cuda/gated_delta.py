@@ -15,7 +15,7 @@ from arriero.kernels.cuda.spans import ROWS, filled, named, table
 LONGEST = 16
 """The most tokens of a span that `step` takes: they lie in shared memory together."""
 TILE = 32
-"""Tokens that `scan` has in shared memory at a time."""
+"""Tokens that `scan` has in shared memory at a time, no more than a block has threads."""
 SLICE = 32
 """Rows of a state that a block of `scan` keeps."""
 

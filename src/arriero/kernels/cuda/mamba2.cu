@@ -43,6 +43,7 @@ __device__ __forceinline__ void selective(const Selective& d, const Span& span, 
   int next = 0;
   for (int t0 = 0; t0 < span.length; t0 += TILE) {
     const int n = min(TILE, span.length - t0);
+#pragma unroll 8
     for (int i = tid; i < n * LINE; i += THREADS) {
       const int t = i / LINE, e = i % LINE;
       const int column = e >= 2 * N ? head * P + row0 + e - 2 * N : H * P + (e < N ? 0 : G * N) + group * N + e % N;

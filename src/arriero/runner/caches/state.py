@@ -79,6 +79,10 @@ class WholeState(WholeCache[StateSnapshot]):
 
     def advance(self, states: Sequence[Sequence[mx.array]], length: int, *, alone: bool = False) -> None:
         """As `put`, of states that are known to be as many as wanted, and of this cache's form."""
+        if length == 1 and not self._schedule:
+            self._arrays, self._compact = tuple(states[0]), alone
+            self._offset += 1
+            return
         every_token = len(states) == length
         kept = [tuple(state) if every_token else copies(state) for state in states[:-1]]
         kept.append(tuple(states[-1]) if every_token or alone else copies(states[-1]))
