@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from arriero.bench.gpu_models import CHUNK, decoding, random_weight
+from arriero.bench.gpu_models import CHUNK, decoding, random_weight, verifying
 from arriero.errors import UnsupportedFeature
 from arriero.kernels import device
 from arriero.kernels.cuda import indexed, indexed_choice
@@ -299,6 +299,10 @@ class FlashNext:
     """The chunk behind it."""
     plain: Chunk | None
     """The last one, with plain MLX in place of the kernels for blocks of keys."""
+    eight: float | None = None
+    """Seconds of a step of eight rows with a short history."""
+    verify: float | None = None
+    """Seconds of a forward of eight tokens of one row, read before the next is built."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -332,6 +336,10 @@ def measure(
     tell("decoding")
     decoding(model, rows=1, context=64, tokens=12)
     short = decoding(model, rows=1, context=512, tokens=48).step
+    decoding(model, rows=8, context=64, tokens=12)
+    eight = decoding(model, rows=8, context=512, tokens=32).step
+    tell("eight tokens of one row")
+    verify = verifying(model, context=512, tokens=8)
     tell("a long prompt")
     reader = Reading(model, prompt)
     reader.chunk()
@@ -364,6 +372,8 @@ def measure(
         statistics.median(steps[4:]),
         ours,
         plain,
+        eight,
+        verify,
     )
 
 
