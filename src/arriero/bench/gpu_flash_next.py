@@ -391,7 +391,7 @@ class Reading:
 
     def __init__(self, model: Any, length: int) -> None:
         self.model = model
-        self.ids = np.random.default_rng(1).integers(0, model.facts.vocab_size - 300, length).astype(np.int32)
+        self.ids = np.random.default_rng(1).integers(0, model.facts.vocab_size, length).astype(np.int32)
         self.caches = model.new_caches()
         self.position = 0
         self.token = mx.zeros((1,), mx.int32)

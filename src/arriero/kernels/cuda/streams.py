@@ -131,7 +131,7 @@ def fits_low(tokens: int, down: Up | None, columns: int) -> bool:
 
 
 def low_rank(normed: mx.array, down: Up) -> mx.array:
-    """`normed [T, columns]` times the transposed matrix `[rank, columns]`, which `fits_low` has accepted: `[T, rank]`."""
+    """`normed [T, columns]` times a transposed matrix `[rank, columns]` that `fits_low` has accepted: `[T, rank]`."""
     tokens, columns = normed.shape
     rank = down.w.shape[0]
     rows = 2 if rank % 2 == 0 else 1
