@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -16,6 +17,9 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.layer import Chain
 from arriero.kernels.cuda.product import fits, multiply
 from arriero.kernels.gated_part import GatedPart
+
+CHAIN = "ARRIERO_CUDA_CHAIN"
+"""The setting: 0 has each product be a launch of its own, whose blocks don't wait for one another."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +67,8 @@ class Stack:
             chains = self._cuda_chains()
             first = self.layers[0][0].few()
             self._chained[rows] = (
-                len(chains) == len(self.layers)
+                os.environ.get(CHAIN) != "0"
+                and len(chains) == len(self.layers)
                 and first is not None
                 and fits(first[0], gpu, rows)
                 and all(cuda.fits(gpu, chain, rows) for chain in chains)

@@ -175,8 +175,7 @@ inline float warp_sum(float v) {
 static int phase_ = 0;
 inline bool phase(int part) { return part == phase_; }
 struct Gathering {
-  u32* state;
-  u32 before;
+  Gathering(void*, u32) {}
   void arrive() {}
   void wait() const {}
 };

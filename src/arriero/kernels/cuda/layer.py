@@ -90,8 +90,8 @@ def _shared(gpu: Gpu, chain: Chain, bucket: int) -> int:
 
 @cache
 def _gathered() -> mx.array:
-    """How many blocks have arrived, and how often all had."""
-    made = argument(mx.zeros((2,), mx.uint32))
+    """Counts of 64 bits of the blocks that have arrived, for launches whose blocks meet once, twice and three times."""
+    made = argument(mx.zeros((8,), mx.uint32))
     mx.eval(made)
     return made
 

@@ -4,7 +4,7 @@
 extern __shared__ char shared_[];
 {
   using namespace arriero;
-  Gathering all_ = {(u32*)gathered, 0};
+  Gathering all_((void*)gathered, 1 + WITH_OUT + WITH_QKV);
   const int rows_ = h_shape[0];
 #if WITH_OUT
   if (phase(0)) {

@@ -61,29 +61,29 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
-// All blocks of a grid that stand on the device at once wait for one another. `state` is two numbers, zeros at first: how
-// many have arrived, and how often all had.
+// All blocks of a grid, which stand on the device at once, wait for one another `times` times. `state` counts arrivals and
+// never goes back, so that between launches it is a multiple of grid and times.
 struct Gathering {
-  u32* state;
-  u32 before;
+  u64* state;
+  u64 target;
+  __device__ __forceinline__ Gathering(void* counts, u32 times) : state((u64*)counts + times) {
+    if (threadIdx.x == 0) {
+      asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(target) : "l"(state) : "memory");
+      target -= target % (gridDim.x * times);
+    }
+  }
   __device__ __forceinline__ void arrive() {
     __syncthreads();
     if (threadIdx.x == 0) {
-      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(before) : "l"(state + 1) : "memory");
-      __threadfence();
-      if (atomicAdd(state, 1u) == gridDim.x - 1) {
-        atomicExch(state, 0u);
-        __threadfence();
-        atomicExch(state + 1, before + 1);
-      }
+      target += gridDim.x;
+      asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(state), "l"(1ull) : "memory");
     }
   }
   __device__ __forceinline__ void wait() const {
     if (threadIdx.x == 0) {
-      u32 now;
-      do asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(state + 1) : "memory");
-      while (now == before);
-      __threadfence();
+      u64 now;
+      do asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(now) : "l"(state) : "memory");
+      while (now < target);
     }
     __syncthreads();
   }

@@ -52,7 +52,8 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   constexpr int INNER = N / 2, ROW_TILES = N / 16, STEPS = (ROW_TILES + TILES - 1) / TILES;
   constexpr bool GATED = ACTIVATION != PLAIN;
   constexpr bool RAGGED_K = UNITS % WARPS != 0, RAGGED_N = !GATED && ROW_TILES % TILES != 0;
-  static_assert(SHARE % DEPTH == 0, "the units of a warp divide into rounds");
+  // Units of the ring after which its places and a step's units come together again.
+  constexpr int SPAN = SHARE % DEPTH == 0 ? DEPTH : DEPTH % SHARE == 0 ? DEPTH : DEPTH * SHARE;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
   const int grid = gridDim.x, block = blockIdx.x;
   uint4* xs = (uint4*)shared;
@@ -197,47 +198,41 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   constexpr int STRIDE = EXPERTS ? 4 : 4 * ROWS;
   const uint4* xb = xs + warp * SHARE * BLOCKS * STRIDE;
   const int fragment = EXPERTS ? t : gid * 4 + t;
-#pragma unroll 1
-  for (int step = 0; step < mine; ++step) {
+  // One unit of a step, and what took its place in the ring.
+  auto decode_unit = [&](int d, int step, int c) {
     const uint4* xp = EXPERTS ? xb + (pair_of(step) / SHARED_BY) * (K / 8) : xb;
-#pragma unroll 1
-    for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
+    if (!RAGGED_K || warp * SHARE + c < UNITS) {
+      typename F::Factor fa[TILES], fb[TILES];
 #pragma unroll
-      for (int d = 0; d < DEPTH; ++d) {
-        const int c = c0 + d;
-        if (!RAGGED_K || warp * SHARE + c < UNITS) {
-          typename F::Factor fa[TILES], fb[TILES];
+      for (int r = 0; r < TILES; ++r) {
+        fa[r] = F::factor(sa[d][r]);
+        fb[r] = F::factor(sb[d][r]);
+      }
 #pragma unroll
-          for (int r = 0; r < TILES; ++r) {
-            fa[r] = F::factor(sa[d][r]);
-            fb[r] = F::factor(sb[d][r]);
-          }
+      for (int i = 0; i < BLOCKS; ++i) {
+        uint4 b[HALVES];
 #pragma unroll
-          for (int i = 0; i < BLOCKS; ++i) {
-            uint4 b[HALVES];
+        for (int h = 0; h < HALVES; ++h) {
+          b[h] = make_uint4(0, 0, 0, 0);
+          if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS)
+            b[h] = xp[(c * BLOCKS + i) * STRIDE + h * 32 + (fragment ^ (i * CROSS))];
+        }
 #pragma unroll
-            for (int h = 0; h < HALVES; ++h) {
-              b[h] = make_uint4(0, 0, 0, 0);
-              if (COLUMNS % 8 == 0 || h * 8 + gid < COLUMNS)
-                b[h] = xp[(c * BLOCKS + i) * STRIDE + h * 32 + (fragment ^ (i * CROSS))];
-            }
+        for (int r = 0; r < TILES; ++r) {
+          u32 a[4], e[4];
+          F::decode((const u32*)&wa[d][r], i, fa[r], a);
+          F::decode((const u32*)&wb[d][r], i, fb[r], e);
 #pragma unroll
-            for (int r = 0; r < TILES; ++r) {
-              u32 a[4], e[4];
-              F::decode((const u32*)&wa[d][r], i, fa[r], a);
-              F::decode((const u32*)&wb[d][r], i, fb[r], e);
-#pragma unroll
-              for (int h = 0; h < HALVES; ++h) {
-                mma(acc[r][h], a[0], e[0], a[1], e[1], b[h].x, b[h].y);
-                mma(acc[r][h], a[2], e[2], a[3], e[3], b[h].z, b[h].w);
-              }
-            }
+          for (int h = 0; h < HALVES; ++h) {
+            mma(acc[r][h], a[0], e[0], a[1], e[1], b[h].x, b[h].y);
+            mma(acc[r][h], a[2], e[2], a[3], e[3], b[h].z, b[h].w);
           }
         }
-        load(d);
       }
     }
-
+    load(d);
+  };
+  auto finish = [&](int step) {
     float* buffer = sums + (BUFFERS == 2 ? (step & 1) : 0) * WARPS * HALVES * TILES * 128;
 #pragma unroll
     for (int r = 0; r < TILES; ++r)
@@ -293,6 +288,29 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
       }
     }
     if (BUFFERS == 1 && step + 1 < mine) __syncthreads();
+  };
+  if (SHARE % DEPTH == 0) {
+#pragma unroll 1
+    for (int step = 0; step < mine; ++step) {
+#pragma unroll 1
+      for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) decode_unit(d, step, c0 + d);
+      }
+      finish(step);
+    }
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < mine; first += SPAN / SHARE) {
+#pragma unroll
+      for (int s = 0; s < SPAN; ++s) {
+        const int step = first + s / SHARE;
+        if (step < mine) {
+          decode_unit(s % DEPTH, step, s % SHARE);
+          if (s % SHARE == SHARE - 1) finish(step);
+        }
+      }
+    }
   }
 }
 
