@@ -17,10 +17,23 @@ struct Dense {
   float eps;
 };
 
-__device__ __forceinline__ float greatest_of_warp(float v) {
+// The greatest of a warp's numbers.
+__device__ __forceinline__ u32 greatest_of_warp(u32 v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, v);
+#else
 #pragma unroll
-  for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+  for (int o = 16; o; o >>= 1) v = max(v, __float_as_uint(__shfl_xor_sync(~0u, __uint_as_float(v), o)));
   return v;
+#endif
+}
+// Numbers in the order of the floats that they stand for; no number is the least.
+__device__ __forceinline__ u32 key_of(float x) {
+  const u32 bits = __float_as_uint(x);
+  return x == x ? bits ^ ((u32)((int)bits >> 31) | 0x80000000u) : 0u;
+}
+__device__ __forceinline__ float of_key(u32 key) {
+  return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 __device__ __forceinline__ float dot(uint4 a, uint4 b) {
   return (low(a.x) * low(b.x) + high(a.x) * high(b.x)) + (low(a.y) * low(b.y) + high(a.y) * high(b.y)) +

@@ -4,7 +4,6 @@ extern __shared__ char shared_[];
 {
   using namespace arriero;
   constexpr int ALL = EXPERTS_ + GATED_ONE, PER = TOP + GATED_ONE, EACH_ = (EXPERTS_ + 31) / 32;
-  const float LEAST = __uint_as_float(0xff800000u);  // minus infinity
   __shared__ bool last_;
   const int rows = x_shape[0];
   Dense dense_ = {};
@@ -26,40 +25,42 @@ extern __shared__ char shared_[];
     __threadfence();
     const int lane = threadIdx.x & 31;
     for (int m = threadIdx.x >> 5; m < rows; m += THREADS / 32) {
-      float v[EACH_], greatest = LEAST, total = 0.f;
+      u32 v[EACH_], greatest = 0;
 #pragma unroll
       for (int j = 0; j < EACH_; ++j) {
         const int e = lane + 32 * j;
-        v[j] = e < EXPERTS_ ? __ldcg(scores + m * ALL + e) : LEAST;
-        // What is no number comes after all else.
-        if (!(v[j] > LEAST)) v[j] = LEAST;
-        greatest = fmaxf(greatest, v[j]);
+        // −0 and 0 are equal; what is no number, and what is not there, comes after all else.
+        v[j] = e < EXPERTS_ ? key_of(__ldcg(scores + m * ALL + e) + 0.f) : 0u;
+        greatest = max(greatest, v[j]);
       }
       greatest = greatest_of_warp(greatest);
+      const float top = of_key(greatest);
+      float total = 0.f;
       if (!NORMALISE) {
 #pragma unroll
-        for (int j = 0; j < EACH_; ++j) total += expf(v[j] - greatest);
+        for (int j = 0; j < EACH_; ++j) total += v[j] ? expf(of_key(v[j]) - top) : 0.f;
         total = warp_sum(total);
       }
       // Lane i keeps the i-th: the greatest, of equals the first.
-      float weight = 0.f, best = greatest;
-      u32 expert = 0;
-      u32 gone = 0;
+      float weight = 0.f;
+      u32 expert = 0, best = greatest, gone = 0;
 #pragma unroll 1
       for (int k = 0; k < TOP; ++k) {
-        float first = (float)EXPERTS_;
+        u32 before = 0;  // how many come behind the first of the best
 #pragma unroll
-        for (int j = EACH_ - 1; j >= 0; --j)
-          if (!(gone >> j & 1) && lane + 32 * j < EXPERTS_ && v[j] == best) first = (float)(lane + 32 * j);
-        first = -greatest_of_warp(-first);
-        const float of = expf(best - greatest);
-        if (lane == k) weight = of, expert = (u32)first;
+        for (int j = EACH_ - 1; j >= 0; --j) {
+          const int e = lane + 32 * j;
+          if (!(gone >> j & 1) && e < EXPERTS_ && v[j] == best) before = EXPERTS_ - e;
+        }
+        const u32 first = EXPERTS_ - greatest_of_warp(before);
+        const float of = best ? expf(of_key(best) - top) : 0.f;
+        if (lane == k) weight = of, expert = first;
         if (NORMALISE) total += of;
-        float next = LEAST;
+        u32 next = 0;
 #pragma unroll
         for (int j = 0; j < EACH_; ++j) {
-          if (lane + 32 * j == (int)first) gone |= 1u << j;
-          if (!(gone >> j & 1)) next = fmaxf(next, v[j]);
+          if (lane + 32 * j == first) gone |= 1u << j;
+          if (!(gone >> j & 1)) next = max(next, v[j]);
         }
         best = greatest_of_warp(next);
       }
