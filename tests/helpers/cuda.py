@@ -71,6 +71,13 @@ def plain_mlx(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         mx.set_default_device(before)
 
 
+ON_GPU = pytest.mark.skipif(
+    not mx.cuda.is_available() and os.environ.get("ARRIERO_TEST_CUDA") != "emulated",
+    reason="executed on the CPU only with ARRIERO_TEST_CUDA=emulated",
+)
+"""Cases beyond those that CI executes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A packed matrix or bank, and its values in float64 with the global scale in them."""

@@ -15,7 +15,7 @@ from arriero.kernels.depthwise_conv import graph as conv_graph
 from arriero.kernels.gated_delta import gated_delta
 from arriero.kernels.rms_norm import graph as rms_norm
 from tests.helpers.bits import same
-from tests.helpers.cuda import SEED, error, exact, executed
+from tests.helpers.cuda import ON_GPU, SEED, error, exact, executed
 
 __all__ = ["executed"]
 
@@ -42,8 +42,8 @@ def inputs(count: int, heads: cuda.Heads, dtype: mx.Dtype) -> list[mx.array]:
     ("heads", "lengths", "stops"),
     [
         (cuda.Heads(1, 2, 32, 32), [5, 1, 37], [[2], [], [1, 32, 36]]),
-        (cuda.Heads(2, 2, 16, 8), [1] * 9, [[]] * 9),
-        (cuda.Heads(2, 4, 128, 64), [3], [[]]),
+        pytest.param(cuda.Heads(2, 2, 16, 8), [1] * 9, [[]] * 9, marks=ON_GPU),
+        pytest.param(cuda.Heads(2, 4, 128, 64), [3], [[]], marks=ON_GPU),
     ],
 )
 def test_rows_and_states_are_those_of_the_graph(
@@ -61,11 +61,11 @@ def test_rows_and_states_are_those_of_the_graph(
             assert error(mine, exact(other)) < 1e-5
 
 
-@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("silu", [True, pytest.param(False, marks=ON_GPU)])
 @pytest.mark.parametrize(
     ("heads", "lengths", "stops"),
     [
-        (cuda.Heads(1, 2, 32, 32), [1], [[]]),
+        pytest.param(cuda.Heads(1, 2, 32, 32), [1], [[]], marks=ON_GPU),
         (cuda.Heads(2, 4, 64, 32), [8, 1, 3], [[1, 2, 3, 4, 5, 6, 7], [], []]),
         (cuda.Heads(1, 2, 16, 16), [1] * 9, [[]] * 9),
     ],
@@ -139,7 +139,7 @@ def test_tokens_of_a_step_are_those_of_steps_alone(executed: Gpu) -> None:
         assert same(held[0][1], states[t])
 
 
-@pytest.mark.parametrize("gain", [None, mx.bfloat16, mx.float32])
+@pytest.mark.parametrize("gain", [mx.float32, *(pytest.param(g, marks=ON_GPU) for g in (None, mx.bfloat16))])
 def test_gates_may_be_products_of_the_layers_input(executed: Gpu, gain: mx.Dtype | None) -> None:
     heads, lengths = cuda.Heads(1, 2, 32, 16), [2, 1]
     x, hidden, w = random(3, heads.channels + 32), random(3, 200, size=3.0), random(4, 200, size=0.1)

@@ -13,7 +13,7 @@ from arriero.kernels.cuda import mamba2 as cuda
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.mamba2 import mamba2, mamba2_rows
 from tests.helpers.bits import same
-from tests.helpers.cuda import SEED, error, exact, executed
+from tests.helpers.cuda import ON_GPU, SEED, error, exact, executed
 
 __all__ = ["executed"]
 
@@ -27,7 +27,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     ("heads", "lengths", "stops", "limits"),
     [
         (cuda.Heads(4, 32, 2, 32), [5, 1, 37], [[2], [], [1, 32, 36]], (0.01, 2.0)),
-        (cuda.Heads(2, 8, 1, 16), [1] * 9, [[]] * 9, (0.0, float("inf"))),
+        pytest.param(cuda.Heads(2, 8, 1, 16), [1] * 9, [[]] * 9, (0.0, float("inf")), marks=ON_GPU),
     ],
 )
 def test_rows_and_states_are_those_of_the_graph(

@@ -19,7 +19,7 @@ from arriero.kernels.cuda.heads import Form
 from arriero.model.contract import Batch, Span
 from arriero.model.quantization import Quantization
 from tests.helpers.bits import same
-from tests.helpers.cuda import SEED, error, exact, executed, rows
+from tests.helpers.cuda import ON_GPU, SEED, error, exact, executed, rows
 from tests.kernels.test_cuda_attention import EPS, Case, check, rounded
 
 __all__ = ["executed"]
@@ -40,7 +40,11 @@ class Wide(Case):
 
 @pytest.mark.parametrize(
     ("lengths", "positions", "bases"),
-    [([1], [130], [0]), ([1, 1, 1], [0, 70, 300], [0, 0, 256]), ([3, 5], [62, 5], [0, 0])],
+    [
+        ([1, 1, 1], [0, 70, 300], [0, 0, 256]),
+        pytest.param([1], [130], [0], marks=ON_GPU),
+        pytest.param([3, 5], [62, 5], [0, 0], marks=ON_GPU),
+    ],
 )
 def test_wide_heads_see_what_is_before_each(
     executed: Gpu, lengths: list[int], positions: list[int], bases: list[int]
@@ -54,7 +58,11 @@ def test_the_widest_heads(executed: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("form", "turned", "wide"),
-    [(Form(gated=True), 16, True), (Form(keys_are_values=True, normed_values=True), 64, False), (Form(), 0, False)],
+    [
+        (Form(gated=True), 16, True),
+        (Form(keys_are_values=True, normed_values=True), 64, False),
+        pytest.param(Form(), 0, False, marks=ON_GPU),
+    ],
 )
 def test_heads_are_normed_turned_and_gated(executed: Gpu, form: Form, turned: int, wide: bool) -> None:
     shape, count, dim = Shape(3, 2, 64, 1.0), 4, 64
