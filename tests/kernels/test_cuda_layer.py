@@ -43,3 +43,19 @@ def test_one_launch_gives_the_bits_of_several(
         if qkv:
             assert made.qkv is not None
             assert mx.array_equal(made.qkv, multiply(gpu, behind, q, norm=second).y)
+
+
+def test_weights_that_come_early_are_those_that_are_decoded(gpu: Gpu) -> None:
+    width = 2048
+    gate_up, down, o = (
+        packed(shape, "nvfp4", 4, 16, deviation=0.05).operand
+        for shape in ((2 * width, width), (width, width), (width, 256))
+    )
+    norm = mx.random.uniform(0.5, 1.5, (width,)).astype(mx.bfloat16), 1e-6
+    chain = layer.Chain(gate_up, down, "silu", norm, o)
+    if gpu.multiprocessors <= 16:
+        assert min(layer.early_units(gpu, chain, name, 1) for name in ("gu", "d")) > 0
+    h, y = rows(1, width), rows(1, 256)
+    inner = multiply(gpu, h, gate_up, branch=multiply(gpu, y, o).y, norm=norm, activation="silu")
+    behind = multiply(gpu, inner.y, down, residual=inner.x).y
+    assert mx.array_equal(layer.multiply(gpu, h, y, chain).h, behind)
