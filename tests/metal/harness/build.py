@@ -23,7 +23,7 @@ CACHE = Path(os.environ.get("METAL_ON_CPU_CACHE", Path(tempfile.gettempdir()) / 
 INCLUDE = '#include "msl.h"\n#include "prelude.h"\n'
 
 COMMON = (
-    "-std=c++20 -O2 -fPIC -fvisibility=hidden -g1 -fno-strict-aliasing -fwrapv -ffp-contract=off "
+    "-std=c++20 -O1 -fPIC -fvisibility=hidden -g1 -fno-strict-aliasing -fwrapv -ffp-contract=off "
     "-ftrivial-auto-var-init=pattern -w"
 ).split()
 GCC = "-fexcess-precision=16 -fno-tree-vectorize -fsingle-precision-constant".split()
