@@ -27,6 +27,8 @@ from arriero.kernels.cuda.source import Kernel, argument
 
 ROWS = (1, 8, 16)
 """Rows of x that kernels are compiled for."""
+EARLY_SCALES = False
+"""Whether the scales of weights that come early are brought into the L2 cache with them."""
 UNIT_BYTES = WARPS * 1024
 """Of one unit of all warps' rows of a tile."""
 STAGES = ("o", "gu", "d", "q")
@@ -174,6 +176,7 @@ def multiply(gpu: Gpu, h: mx.array, branch: mx.array, chain: Chain) -> Made:
             "TILES": plan.tiles,
             "BUFFERS": plan.buffers,
             "EARLY": early_units(gpu, chain, name, bucket),
+            "SCALE_ROW": m.scales.nbytes // m.rows if EARLY_SCALES else 0,
         }
         early = max(early, plan.tiles * UNIT_BYTES * int(numbers["EARLY"]))
         template |= {f"{name.upper()}_{what}": number for what, number in numbers.items()}

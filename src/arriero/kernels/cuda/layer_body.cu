@@ -7,8 +7,8 @@ extern __shared__ char shared_[];
   Gathering all_((void*)gathered, 1 + WITH_OUT + WITH_QKV);
   const int rows_ = h_shape[0];
   uint4* early_ = (uint4*)(shared_ + EARLY_AT);
-  const Preload<GU_MODE, GU_GROUP, GU_N, GU_K, GU_DEPTH, GU_TILES, true, GU_EARLY> gate_up_ = {gu_w, early_};
-  const Preload<D_MODE, D_GROUP, D_N, D_K, D_DEPTH, D_TILES, false, D_EARLY> down_ = {d_w, early_};
+  const Preload<GU_MODE, GU_GROUP, GU_N, GU_K, GU_DEPTH, GU_TILES, true, GU_EARLY, GU_SCALE_ROW> gate_up_ = {gu_w, gu_scales, early_};
+  const Preload<D_MODE, D_GROUP, D_N, D_K, D_DEPTH, D_TILES, false, D_EARLY, D_SCALE_ROW> down_ = {d_w, d_scales, early_};
 #if WITH_OUT
   if (phase(0)) {
     Extras extra_ = {nullptr, nullptr, nullptr, O_FACTORS, O_BIAS};

@@ -61,6 +61,8 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
+__device__ __forceinline__ void touch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // 16 bytes on their way into shared memory, which the thread that asked reads after copies_done().
 __device__ __forceinline__ void copy_stream(void* to, const void* from, u64 policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),

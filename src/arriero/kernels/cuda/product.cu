@@ -45,9 +45,10 @@ struct Nothing {
 
 // The units behind the first DEPTH of each thread, UNITS_ of them, on their way into shared memory: a product that begins
 // later takes them from there. Each thread copies what it will decode itself.
-template <int MODE, int GROUP, int N, int K, int DEPTH, int TILES, bool GATED, int UNITS_>
+template <int MODE, int GROUP, int N, int K, int DEPTH, int TILES, bool GATED, int UNITS_, int SCALE_ROW>
 struct Preload {
   const void* w;
+  const void* scales;  // SCALE_ROW bytes a row; 0 to leave them
   uint4* to;
   __device__ __forceinline__ void begin() const {
     constexpr int WARPS = THREADS / 32, SHARE = (K / Format<MODE, GROUP>::UNIT + WARPS - 1) / WARPS;
@@ -64,6 +65,11 @@ struct Preload {
         const int row = GATED ? (r & 1) * (N / 2) + (s * (TILES / 2) + (r >> 1)) * 16 : (s * TILES + r) * 16;
         const char* q = (const char*)w + (long)(row + gid) * ROW_BYTES + u * 64 + t * 16;
         uint4* place = to + ((n * TILES + r) * 2) * THREADS + tid;
+        if (SCALE_ROW && t == 0) {
+          const char* from = (const char*)scales + (long)(row + gid) * SCALE_ROW + u * SCALE_ROW / (K / Format<MODE, GROUP>::UNIT);
+          touch(from);
+          touch(from + 8 * SCALE_ROW);
+        }
         copy_stream(place, q, policy);
         copy_stream(place + THREADS, q + 8 * ROW_BYTES, policy);
       }
