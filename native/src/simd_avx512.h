@@ -75,8 +75,7 @@ static inline float sum(V a) {
 }
 static inline float top(V a) { return _mm512_reduce_max_ps(a); }
 
-// Not the intrinsic: g++ takes a function that only prefetches for one without effects and drops calls of it.
-static inline void prefetch(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)p)); }
+static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 // the lower 16 lanes' even and odd elements of 32 consecutive ones
 static inline void split_pairs(V a, V b, V& even, V& odd) {
   const __m512i e = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
