@@ -239,7 +239,7 @@ class Sampler:
         if allowed is not None:
             scores = ruled_out(scores, allowed)
         if group.parameters.greedy:
-            tokens = argmax(scores).astype(mx.int32)
+            tokens = argmax(scores).view(mx.int32)  # indices are below 2³¹
         else:
             source = distribution(scores, group.parameters)
             tokens = source.draw(keys([stream.next() for stream in group.streams]))
