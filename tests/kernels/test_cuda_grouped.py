@@ -38,8 +38,7 @@ def check(chosen: np.ndarray, experts: int, hidden: int, inner: int, *, joined: 
     assert error(ours, want) < TOLERANCE
 
 
-@pytest.mark.parametrize("joined", [True, False])
-@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize(("joined", "scaled"), [(True, False), (False, True)])
 def test_experts_of_rows_in_any_order(executed: Gpu, joined: bool, scaled: bool) -> None:
     # Nobody chooses the third expert, and the last is chosen by more rows than a block takes.
     chosen = np.stack([SEED.permutation([0, 1, 3, 4])[:2] for _ in range(70)])
