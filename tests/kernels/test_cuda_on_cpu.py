@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arriero.bench.gpu_models import CONFIGS, random_model
-from arriero.kernels.cuda import attention, dequantize, source
+from arriero.kernels.cuda import attention, dequantize, layer, source
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.probe import probe
 from arriero.kernels.cuda.product import multiply
@@ -76,6 +76,23 @@ def test_the_largest_is_the_first_of_equals_and_never_a_nan(small: Gpu) -> None:
         ours = argmax(scores.astype(dtype))
         assert ours.dtype == mx.uint32
         assert ours.tolist() == argmax_graph(scores.astype(dtype)).tolist() == [1, 0, 0, 0]
+
+
+def test_products_in_a_row_are_those_of_a_launch_each(small: Gpu) -> None:
+    gate_up, down, out, qkv = (
+        packed(shape, "nvfp4", 4, 16, deviation=0.05).operand
+        for shape in ((256, 256), (256, 128), (256, 128), (128, 256))
+    )
+    norm = mx.random.uniform(0.5, 1.5, (256,)).astype(mx.bfloat16), 1e-6
+    chain = layer.Chain(gate_up, down, "silu", norm, out, qkv, norm)
+    assert layer.fits(small, chain, 2)
+    h, y = rows(2, 256), rows(2, 128)
+    inner = multiply(small, h, gate_up, branch=multiply(small, y, out).y, norm=norm, activation="silu")
+    behind = multiply(small, inner.y, down, residual=inner.x).y
+    made = layer.multiply(small, h, y, chain)
+    assert made.qkv is not None
+    assert mx.array_equal(made.h, behind)
+    assert mx.array_equal(made.qkv, multiply(small, behind, qkv, norm=norm).y)
 
 
 def test_the_host_reads_tokens_two_by_two(small: Gpu) -> None:
