@@ -24,6 +24,7 @@ class LayerStack:
         self._attentions = [attention for attention, _ in layers]
         self._first = first
         self._stack = Stack([(attention.part, gated) for attention, gated in layers])
+        self._ropes = [attention.rope for attention in self._attentions]
         self._mutual = any(attention.config.mutual for attention in self._attentions)
 
     def takes(self, x: mx.array, batch: Batch) -> bool:
@@ -74,9 +75,10 @@ class LayerStack:
                 written = cache.written
                 if written is not None:
                     after[id(written)] = written
+        angles = {rope: None if rope is None else rope.angles(batch) for rope in set(self._ropes)}
         y = self._stack(
             x,
-            [None if a.rope is None else a.rope.angles(batch) for a in self._attentions],
+            [angles[rope] for rope in self._ropes],
             buffers,
             lengths=lengths,
             positions=positions,
