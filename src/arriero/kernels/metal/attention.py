@@ -77,7 +77,7 @@ def dense(
     """
     dims = [position, base, k.shape[2], 0, window or 0]
     reads = k.shape[2] if window is None else min(window, k.shape[2])
-    nothing = mx.zeros((LEAST_DEVICE_VALUES,), mx.int32)
+    nothing = mx.array([0] * LEAST_DEVICE_VALUES, mx.int32)
     return _launch(q, k, v, nothing, sinks, dims, scale, reads, launch, join, softcap=softcap, causal=causal)
 
 
@@ -102,7 +102,7 @@ def _launch(
     together = _together(heads // kv_heads, max(width, value_width))
     parts = _parts(rows * heads // together, reads)
     partial = parts > 1
-    extra = mx.zeros((LEAST_DEVICE_VALUES,)) if sinks is None else sinks.reshape(-1).astype(mx.float32)
+    extra = mx.array([0.0] * LEAST_DEVICE_VALUES) if sinks is None else sinks.reshape(-1).astype(mx.float32)
     made = (launch or kernel("attention"))(
         inputs=[
             mx.contiguous(q),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels.metal.product import Norm
-from arriero.kernels.metal.source import TYPES, Launch, kernel, on_device
+from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, TYPES, Launch, kernel, on_device
 
 SIMDGROUPS = 8
 """Heads of a threadgroup, at most."""
@@ -28,7 +28,7 @@ def turned(
 ) -> mx.array:
     """x `[T, heads, D]` through `kernels/rms_norm.py`, then `kernels/rope.py`; the result is rounded once."""
     tokens, heads, width = x.shape
-    missing = mx.array([0.0] * 8)
+    missing = mx.array([0.0] * LEAST_DEVICE_VALUES)
     made = (launch or kernel("heads"))(
         inputs=[
             x,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from arriero.kernels.metal.source import TYPES, Launch, kernel, on_device
+from arriero.kernels.metal.source import LEAST_DEVICE_VALUES, TYPES, Launch, kernel, on_device
 
 PIECES = {256: 128, 2048: 256}
 """Elements that a threadgroup sorts at once, and its threads: 16 KiB of threadgroup memory at most."""
@@ -21,7 +21,7 @@ def top_k(scores: mx.array, k: int, *, launch: Launch | None = None) -> mx.array
     """Indices `[..., k]` int32 of the k largest of `scores` `[..., length]`, as `kernels/topk.py` orders them."""
     shape, length = scores.shape[:-1], scores.shape[-1]
     rows = scores.size // length
-    values, places = on_device(scores.reshape(-1), 0), on_device(mx.zeros((1,), mx.uint32), 0)
+    values, places = on_device(scores.reshape(-1), 0), mx.array([0] * LEAST_DEVICE_VALUES, mx.uint32)
     run, keyed = launch or kernel("topk"), False
     while True:
         piece = next(size for size in PIECES if size >= length or size == max(PIECES))
