@@ -172,13 +172,8 @@ inline float warp_sum(float v) {
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
   return v;
 }
-inline void copy_stream(void* to, const void* from, u64) { memcpy(to, from, 16); }
-inline void copies_done() {}
-inline void touch(const void* p) { (void)*(volatile const char*)p; }
 static int phase_ = 0;
 inline bool phase(int part) { return part == phase_; }
-template <class Early>
-inline void again(const Early& early) { early.begin(); }
 struct Gathering {
   Gathering(void*, u32) {}
   void arrive() {}

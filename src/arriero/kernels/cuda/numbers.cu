@@ -61,16 +61,6 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
-__device__ __forceinline__ void touch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// 16 bytes on their way into shared memory, which the thread that asked reads after copies_done().
-__device__ __forceinline__ void copy_stream(void* to, const void* from, u64 policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
-               "l"(from), "l"(policy)
-               : "memory");
-}
-__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // All blocks of a grid, which stand on the device at once, wait for one another `times` times. `state` counts arrivals and
 // never goes back, so that between launches it is a multiple of grid and times.
 struct Gathering {
@@ -98,9 +88,7 @@ struct Gathering {
     __syncthreads();
   }
 };
-// Tests execute the parts between such meetings one after another, each for all blocks, with shared memory of its own.
-template <class Early>
-__device__ __forceinline__ void again(const Early&) {}
+// Tests execute the parts between such meetings one after another, each for all blocks.
 __device__ __forceinline__ bool phase(int) { return true; }
 
 }  // namespace arriero

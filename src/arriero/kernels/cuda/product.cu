@@ -38,50 +38,11 @@ struct Written {
   __device__ __forceinline__ void wait() const {}
 };
 
-// What is asked for as the last step begins: nothing.
-struct Nothing {
-  __device__ __forceinline__ void begin() const {}
-};
-
-// The units behind the first DEPTH of each thread, UNITS_ of them, on their way into shared memory: a product that begins
-// later takes them from there. Each thread copies what it will decode itself.
-template <int MODE, int GROUP, int N, int K, int DEPTH, int TILES, bool GATED, int UNITS_, int SCALE_ROW>
-struct Preload {
-  const void* w;
-  const void* scales;  // SCALE_ROW bytes a row; 0 to leave them
-  uint4* to;
-  __device__ __forceinline__ void begin() const {
-    constexpr int WARPS = THREADS / 32, SHARE = (K / Format<MODE, GROUP>::UNIT + WARPS - 1) / WARPS;
-    constexpr long ROW_BYTES = (long)(K / Format<MODE, GROUP>::UNIT) * 64;
-    constexpr int STEPS = N / 16 / TILES;
-    const int tid = threadIdx.x, warp = tid >> 5, gid = (tid & 31) >> 2, t = tid & 3;
-    const u64 policy = stream_policy();
-#pragma unroll 1
-    for (int n = 0; n < UNITS_; ++n) {
-      const int step = (n + DEPTH) / SHARE, u = warp * SHARE + (n + DEPTH) % SHARE, s = blockIdx.x + step * gridDim.x;
-      if (s >= STEPS) return;
-#pragma unroll
-      for (int r = 0; r < TILES; ++r) {
-        const int row = GATED ? (r & 1) * (N / 2) + (s * (TILES / 2) + (r >> 1)) * 16 : (s * TILES + r) * 16;
-        const char* q = (const char*)w + (long)(row + gid) * ROW_BYTES + u * 64 + t * 16;
-        uint4* place = to + ((n * TILES + r) * 2) * THREADS + tid;
-        if (SCALE_ROW && t == 0) {
-          const char* from = (const char*)scales + (long)(row + gid) * SCALE_ROW + u * SCALE_ROW / (K / Format<MODE, GROUP>::UNIT);
-          touch(from);
-          touch(from + 8 * SCALE_ROW);
-        }
-        copy_stream(place, q, policy);
-        copy_stream(place + THREADS, q + 8 * ROW_BYTES, policy);
-      }
-    }
-  }
-};
-
 template <int MODE, int GROUP, int N, int K, int ROWS, int ACTIVATION, int DEPTH, int TILES, int BUFFERS, bool NORM,
-          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY, int PRELOADED, class Input, class Next>
+          bool WIDE_GAIN, bool EXPERTS, int SHARED_BY, class Input>
 __device__ __forceinline__ void product(const bf16* x, const void* w, const void* scales, const void* biases,
                                         const Extras& extra, bf16* out, int rows, float eps, char* shared,
-                                        const Input& input, const uint4* preloaded, const Next& next) {
+                                        const Input& input) {
   typedef Format<MODE, GROUP> F;
   constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, UNITS = K / UNIT;
   constexpr int SHARE = (UNITS + WARPS - 1) / WARPS;     // units of one warp
@@ -91,8 +52,7 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   constexpr int INNER = N / 2, ROW_TILES = N / 16, STEPS = (ROW_TILES + TILES - 1) / TILES;
   constexpr bool GATED = ACTIVATION != PLAIN;
   constexpr bool RAGGED_K = UNITS % WARPS != 0, RAGGED_N = !GATED && ROW_TILES % TILES != 0;
-  // Units of the ring after which its places and a step's units come together again.
-  constexpr int SPAN = SHARE % DEPTH == 0 ? DEPTH : DEPTH % SHARE == 0 ? DEPTH : DEPTH * SHARE;
+  static_assert(SHARE % DEPTH == 0, "the units of a warp divide into rounds");
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
   const int grid = gridDim.x, block = blockIdx.x;
   uint4* xs = (uint4*)shared;
@@ -112,7 +72,7 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   const u64 policy = stream_policy();
   uint4 wa[DEPTH][TILES], wb[DEPTH][TILES];
   typename F::Scale sa[DEPTH][TILES], sb[DEPTH][TILES];
-  int load_step = 0, load_unit = 0, load_count = 0;
+  int load_step = 0, load_unit = 0;
   auto load = [&](int d) {
     int u = warp * SHARE + load_unit;
     if (load_step < mine && (!RAGGED_K || u < UNITS)) {
@@ -123,19 +83,12 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
         if (RAGGED_N) rr = min(rr, N - 16);
         long row = bank + rr + gid;
         const char* q = (const char*)w + row * ROW_BYTES + u * 64 + t * 16;
-        if (PRELOADED && load_count >= DEPTH && load_count < DEPTH + PRELOADED) {
-          const uint4* place = preloaded + ((load_count - DEPTH) * TILES + r) * 2 * THREADS + tid;
-          wa[d][r] = place[0];
-          wb[d][r] = place[THREADS];
-        } else {
-          wa[d][r] = load_stream(q, policy);
-          wb[d][r] = load_stream(q + 8 * ROW_BYTES, policy);
-        }
+        wa[d][r] = load_stream(q, policy);
+        wb[d][r] = load_stream(q + 8 * ROW_BYTES, policy);
         sa[d][r] = F::load(scales, biases, row, K, u, t);
         sb[d][r] = F::load(scales, biases, row + 8, K, u, t);
       }
     }
-    ++load_count;
     if (++load_unit == SHARE) {
       load_unit = 0;
       ++load_step;
@@ -335,38 +288,15 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
     }
     if (BUFFERS == 1 && step + 1 < mine) __syncthreads();
   };
-  if (PRELOADED) copies_done();
-  // What comes next is asked for with the last step, and not before all that came early has left its place.
-  bool begun = false;
-  auto begin_next = [&](bool late) {
-    if (!begun && late && load_count >= DEPTH + PRELOADED) next.begin(), begun = true;
-  };
-  if (SHARE % DEPTH == 0) {
 #pragma unroll 1
-    for (int step = 0; step < mine; ++step) {
-      begin_next(step + 1 == mine);
+  for (int step = 0; step < mine; ++step) {
 #pragma unroll 1
-      for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
+    for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) decode_unit(d, step, c0 + d);
-      }
-      finish(step);
+      for (int d = 0; d < DEPTH; ++d) decode_unit(d, step, c0 + d);
     }
-  } else {
-#pragma unroll 1
-    for (int first = 0; first < mine; first += SPAN / SHARE) {
-#pragma unroll
-      for (int s = 0; s < SPAN; ++s) {
-        const int step = first + s / SHARE;
-        if (step < mine) {
-          if (s % SHARE == 0) begin_next(step + 1 == mine);
-          decode_unit(s % DEPTH, step, s % SHARE);
-          if (s % SHARE == SHARE - 1) finish(step);
-        }
-      }
-    }
+    finish(step);
   }
-  if (!begun) next.begin();
 }
 
 }  // namespace arriero
