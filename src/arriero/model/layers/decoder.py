@@ -18,6 +18,7 @@ from arriero.model.contract import Batch, Cache, Hidden, ModelFacts, RowCaches, 
 from arriero.model.layers.embedding import Embedding, load_head, put_features
 from arriero.model.layers.linear import Linear
 from arriero.model.layers.norm import RMSNorm
+from arriero.model.layers.pace import Pace
 from arriero.model.layers.replay import Replay
 from arriero.model.layers.shape import DecoderShape
 from arriero.model.layers.stack import LayerStack
@@ -137,6 +138,7 @@ class Decoder:
     def _by_layers(self, batch: Batch) -> Hidden:
         """The forward, one operation after another; layers up to the next tap are one where they can be."""
         x = self.inputs(batch)
+        pace = Pace(batch)
         taps: dict[int, mx.array] = {}
         ends = sorted({*(index + 1 for index in batch.taps), len(self.layers)})
         for start, end in pairwise([0, *ends]):
@@ -146,6 +148,7 @@ class Decoder:
             else:
                 for index in range(start, end):
                     x = self.layers[index](x, batch, index)
+                    pace.passed(index, x)
             if end - 1 in batch.taps:
                 taps[end - 1] = x
         tapped = mx.concatenate([taps[index] for index in batch.taps], axis=-1) if batch.taps else None
