@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 
 from arriero.kernels import device
-from arriero.kernels.cuda import attention, experts, gpu, product, source
+from arriero.kernels.cuda import (
+    attention,
+    experts,
+    gpu,
+    grouped,
+    indexed,
+    indexed_choice,
+    indexed_few,
+    ple,
+    product,
+    source,
+    streams,
+    topk,
+)
 from arriero.kernels.cuda.formats import FORMATS
 from arriero.kernels.cuda.gpu import Gpu
 
@@ -21,7 +34,19 @@ KERNEL = product.kernel(frozenset({"factors"}), 1024)
 
 
 def test_every_source_of_a_kernel_is_in_the_package() -> None:
-    kernels = [KERNEL, attention.kernel(8, 128, 1024, True, True, True)]
+    kernels = [
+        KERNEL,
+        attention.kernel(8, 128, 1024, True, True, True),
+        *(indexed.kernel(rows, 128, 1024, few) for rows in (1, 8) for few in (True, False)),
+        *(indexed_choice.scores_kernel(8, by_query) for by_query in (True, False)),
+        indexed_choice.choice_kernel(256),
+        indexed_few.prepare_kernel(8),
+        topk.kernel(128, True, True),
+        ple.KERNEL,
+        *(streams.norm_kernel(256, True, True), streams.low_kernel(), streams.mix_kernel(True, True)),
+        streams.gate_kernel(),
+        *(grouped.tiles_kernel(), grouped.kernel(True, True, 128)),
+    ]
     for kernel in kernels:
         assert all(source.text(name) for name in (*kernel.headers, kernel.body))
 
@@ -189,3 +214,34 @@ def test_without_a_driver_the_device_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ctypes, "CDLL", missing)
     with pytest.raises(RuntimeError, match="driver library could not be loaded"):
         gpu.find()
+
+
+@pytest.mark.parametrize("gpu", [H200, SMALL])
+@pytest.mark.parametrize(
+    ("queries", "heads", "per_head", "dim"), [(1, 2, 12, 256), (8, 2, 12, 256), (2048, 2, 12, 256)]
+)
+def test_listed_keys_are_shared_out_where_queries_are_few(
+    gpu: Gpu, queries: int, heads: int, per_head: int, dim: int
+) -> None:
+    parts = indexed.splits(gpu, queries * heads, 513 * 4)
+    assert parts & (parts - 1) == 0
+    assert (parts > 1) == (queries * heads < gpu.multiprocessors)
+    assert parts == 1 or queries * heads <= indexed.COUNTERS
+    assert indexed.splits(gpu, 1, 64) == 1
+    assert indexed.shared_bytes(per_head, dim, 512) <= gpu.shared_memory
+
+
+@pytest.mark.parametrize("together", [4, 16])
+def test_every_query_is_scored_once_whatever_the_chunk(together: int) -> None:
+    lengths, positions, block = [19, 1, 30], [300, 7, 0], 4
+    found = []
+    for first in range(0, 50, 16):
+        end = min(first + 16, 50)
+        for at, count, row, seen in indexed_choice.groups(lengths, positions, block, together, first, end).tolist():
+            assert 0 < count <= together
+            start = sum(lengths[:row])
+            last = first + at + count - 1
+            assert start <= first + at <= last < start + lengths[row]
+            assert seen == (positions[row] + last - start + 1) // block
+            found += range(first + at, last + 1)
+    assert found == list(range(50))
