@@ -211,7 +211,7 @@ class Replay:
             final, *rest = seen.run(
                 [
                     *(batch.tokens, *places, *held, *(one.place for one in hosted.values())),
-                    *(part for of in buffers for b in of for part in b[:2]),
+                    *(part for of in buffers for first, second, _ in of for part in (first, second)),
                 ]
             )
         except NotReplayable as reason:

@@ -111,7 +111,9 @@ class LinearCache(ABC):
 
     def reserve_in_place(self, length: int) -> tuple[mx.array, mx.array, int]:
         """As `reserve`, for a kernel that writes into the buffers' own memory and is launched after the one before."""
-        self._make_room(self._offset, self._offset + length)
+        # Most steps need nothing of it, and each asks every cache of every row.
+        if self._lazy or self._offset + length - self._base > self._capacity:
+            self._make_room(self._offset, self._offset + length)
         assert self._keys is not None
         assert self._values is not None
         return self._keys, self._values, self._base
@@ -123,7 +125,7 @@ class LinearCache(ABC):
         """
         self._written = written
         self._offset += length
-        if self._schedule:
+        if self._schedule.waiting:
             self._schedule.cross(self._offset, self._capture)
 
     def _settle(self) -> None:

@@ -18,17 +18,19 @@ class Schedule:
     plan was made and never moves at an ordinary write boundary, so captures match the edges that they were planned for.
     """
 
-    __slots__ = ("_captured", "_cursor", "_next", "_offsets")
+    __slots__ = ("_captured", "_cursor", "_next", "_offsets", "waiting")
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
         self._captured: list[Snapshot | None] = []
         self._next = 0
         self._cursor = 0
+        self.waiting = False
+        """Whether an offset is still to be crossed: asked of every cache at every step."""
 
     def __bool__(self) -> bool:
         """Whether an offset is still to be crossed."""
-        return self._next < len(self._offsets)
+        return self.waiting
 
     @property
     def captured(self) -> list[Snapshot | None]:
@@ -50,6 +52,7 @@ class Schedule:
         self._captured = [None] * len(planned)
         self._next = 0
         self._cursor = position
+        self.waiting = bool(planned)
 
     def cross(self, end: int, capture: Capture) -> None:
         """Capture at every planned offset up to and including `end`."""
@@ -58,6 +61,7 @@ class Schedule:
             self._captured[self._next] = capture(self._cursor, offset)
             self._cursor = offset
             self._next += 1
+            self.waiting = self._next < len(self._offsets)
 
     def interior(self, position: int, length: int) -> list[int]:
         """Planned offsets strictly inside `(position, position + length)`, relative to `position`."""
@@ -66,9 +70,11 @@ class Schedule:
     def abandon(self) -> None:
         """Give up on offsets that were not crossed: after a rewind they would join two histories."""
         self._next = len(self._offsets)
+        self.waiting = False
 
     def take(self) -> list[Snapshot | None]:
         """What was captured, one entry per planned offset; the schedule is empty afterwards."""
         captured = self._captured
         self._offsets, self._captured, self._next = [], [], 0
+        self.waiting = False
         return captured
