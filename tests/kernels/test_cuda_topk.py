@@ -38,7 +38,7 @@ def test_rows_of_several_pieces(gpu: Gpu, k: int) -> None:
     check(mx.array(scores), k)
 
 
-@pytest.mark.parametrize("k", [1, 3, 6, 9])
+@pytest.mark.parametrize("k", [3, 9])
 def test_equal_ones_infinities_and_what_is_no_number(executed: Gpu, k: int) -> None:
     rows = [
         [1.0, 7.0, NAN, 7.0, 3.0, -INF, 7.0, NAN, 7.0],
