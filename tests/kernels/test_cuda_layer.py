@@ -19,9 +19,12 @@ def gain() -> Norm:
     return mx.random.uniform(0.5, 1.5, (HIDDEN,)).astype(mx.bfloat16), 1e-6
 
 
+@pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize(("out", "qkv"), [(False, False), (True, True), (True, False)])
 @pytest.mark.parametrize("mode", [("nvfp4", 4, 16), ("mxfp8", 8, 32), ("affine", 4, 64)])
-def test_one_launch_gives_the_bits_of_several(gpu: Gpu, mode: tuple[str, int, int], out: bool, qkv: bool) -> None:
+def test_one_launch_gives_the_bits_of_several(
+    gpu: Gpu, mode: tuple[str, int, int], out: bool, qkv: bool, count: int
+) -> None:
     scale = mx.array(0.5) if mode[0] == "nvfp4" else None
     gate_up, down, o, q = (
         packed(shape, *mode, global_scale=scale, deviation=0.05).operand
@@ -29,8 +32,8 @@ def test_one_launch_gives_the_bits_of_several(gpu: Gpu, mode: tuple[str, int, in
     )
     first, second = gain(), gain()
     chain = layer.Chain(gate_up, down, "silu", first, o if out else None, q if qkv else None, second if qkv else None)
-    assert layer.fits(gpu, chain, 1)
-    h, y = rows(1, HIDDEN), rows(1, HEADS if out else HIDDEN)
+    assert layer.fits(gpu, chain, count)
+    h, y = rows(count, HIDDEN), rows(count, HEADS if out else HIDDEN)
     branch = multiply(gpu, y, o).y if out else y
     inner = multiply(gpu, h, gate_up, branch=branch, norm=first, activation="silu")
     behind = multiply(gpu, inner.y, down, residual=inner.x).y

@@ -85,9 +85,9 @@ def test_products_in_a_row_are_those_of_a_launch_each(small: Gpu) -> None:
     )
     norm = mx.random.uniform(0.5, 1.5, (256,)).astype(mx.bfloat16), 1e-6
     chain = layer.Chain(gate_up, down, "silu", norm, out, qkv, norm)
-    assert layer.fits(small, chain, 1)
-    assert not layer.fits(small, chain, 2)
-    h, y = rows(1, 256), rows(1, 128)
+    assert layer.fits(small, chain, 2)
+    assert not layer.fits(small, chain, 9)
+    h, y = rows(2, 256), rows(2, 128)
     inner = multiply(small, h, gate_up, branch=multiply(small, y, out).y, norm=norm, activation="silu")
     behind = multiply(small, inner.y, down, residual=inner.x).y
     made = layer.multiply(small, h, y, chain)

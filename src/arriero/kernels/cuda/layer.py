@@ -6,7 +6,7 @@ arrive). Here the blocks wait for one another instead, with the next weights on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import mlx.core as mx
@@ -24,9 +24,8 @@ from arriero.kernels.cuda.product import (
 )
 from arriero.kernels.cuda.source import Kernel, argument
 
-ROWS = (1,)
-"""Rows of x that kernels are compiled for. With eight, the room that x takes for the widest of the matrices leaves the
-others little level-1 cache for their scales, and a launch each is faster: 88 µs a layer, not 92 to 94 (H200)."""
+ROWS = (1, 8)
+"""Rows of x that kernels are compiled for."""
 STAGES = ("o", "gu", "d", "q")
 """Names of the matrices: attention's output, gate and up, down, and what comes next: queries, keys and values."""
 
@@ -43,6 +42,10 @@ class Chain:
     """Of attention, whose product is the branch."""
     qkv: Operand | None = None
     qkv_norm: Norm | None = None
+
+    def alone(self) -> Chain:
+        """The same without what comes next."""
+        return replace(self, qkv=None, qkv_norm=None)
 
     def matrices(self) -> dict[str, Operand]:
         """Those that are there, by their names, in order."""

@@ -36,7 +36,7 @@ class LayerStack:
         return self._stack.takes(x.dtype) or self._on_cuda(x, batch) is not None
 
     def _on_cuda(self, x: mx.array, batch: Batch) -> Gpu | None:
-        """The NVIDIA GPU, where it runs these layers in two launches each."""
+        """The NVIDIA GPU, where it runs these layers in few launches."""
         lengths, _ = spans(batch)
         if max(lengths) > LONGEST:
             return None
@@ -62,7 +62,7 @@ class LayerStack:
         lengths, positions = spans(batch)
         gpu = self._on_cuda(x, batch)
         if gpu is not None:
-            return self._two_launches(gpu, x, batch, lengths, positions)
+            return self._few_launches(gpu, x, batch, lengths, positions)
         slots = [batch.caches(self._first + index) for index in range(len(self._attentions))]
         buffers: list[mx.array] = []
         bases: list[int] = []
@@ -90,12 +90,12 @@ class LayerStack:
                 cache.commit_in_place(length, y)
         return y
 
-    def _two_launches(
+    def _few_launches(
         self, gpu: Gpu, x: mx.array, batch: Batch, lengths: Sequence[int], positions: Sequence[int]
     ) -> mx.array:
         slots = [batch.caches(self._first + index) for index in range(len(self._attentions))]
         held = [[cache.reserve(length) for cache, length in zip(caches, lengths, strict=True)] for caches in slots]
-        done = self._stack.two_launches(
+        done = self._stack.few_launches(
             gpu,
             x,
             [None if a.rope is None else a.rope.angles(batch) for a in self._attentions],
