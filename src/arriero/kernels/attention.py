@@ -17,6 +17,11 @@ ALIGN = 256
 FUSED_WIDTH = 256
 """The widest heads that a device may have a fused kernel for."""
 
+PLANNED_WIDTH = 128
+"""The widest heads that cuDNN computes, which makes a plan for each shape: 65 ms (H200)."""
+PLANS = ((2048, 256), (8192, 512), (1 << 31, 1024))
+"""What queries and keys are multiples of there, by how many keys there are at most: few shapes come again and again."""
+
 SHARED_HEADS = 16
 """The most query heads of one key head whose keys the CPU extension shares out among threads for a single query."""
 
@@ -96,24 +101,44 @@ def attention(
             )
             start += length
             continue
+        before = 0
+        if causal and length > 1 and softcap is None and planned(part):
+            part, before = _padded(part, position - base, k.shape[2])
         span = part.swapaxes(0, 1)[None]
-        outputs.append(
-            graph(
-                span,
-                k,
-                v,
-                scale=scale,
-                position=position,
-                base=base,
-                window=window,
-                softcap=softcap,
-                sinks=sinks,
-                causal=causal,
-                memo=memo,
-            )[0].swapaxes(0, 1)
-        )
+        made = graph(
+            span,
+            k,
+            v,
+            scale=scale,
+            position=position - before,
+            base=base,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            causal=causal,
+            memo=memo,
+        )[0].swapaxes(0, 1)
+        outputs.append(made if made.shape[0] == length else made[before : before + length])
         start += length
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+def planned(q: mx.array) -> bool:
+    """Whether a plan is made for each shape of these queries `[T, q_heads, D]` and their keys."""
+    return q.shape[2] <= PLANNED_WIDTH and q.dtype in (mx.bfloat16, mx.float16) and device.cuda() is not None
+
+
+def _padded(q: mx.array, place: int, held: int) -> tuple[mx.array, int]:
+    """Queries `[L, q_heads, D]`, the first at `place` of `held` keys, and how many of no account stand before them now.
+
+    They begin and end at multiples of one number, as far as there are keys: keys beyond a query are hidden from it
+    as ever, and what those of no account see goes nowhere.
+    """
+    end = place + q.shape[0]
+    step = next(step for most, step in PLANS if end <= most)
+    before = place % step
+    behind = max(0, min(-(-end // step) * step, held) - end)
+    return mx.pad(q, [(before, behind), (0, 0), (0, 0)]) if before or behind else q, before
 
 
 def _views(heads: int, kv_heads: int) -> int:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.append import append
-from arriero.kernels.attention import attention
+from arriero.kernels.attention import attention, planned
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
@@ -71,12 +71,17 @@ class AttentionPart:
         if handle is not None:
             y, *buffers = handle(x, angles, buffers, lengths, positions, bases)
             return y, buffers
+        where: dict[str, Any] = {"lengths": lengths, "positions": positions, "bases": bases, "memo": memo}
         gpu = device.cuda()
-        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self.takes_on_cuda(lengths, buffers, angles):
-            return self._cuda(gpu, x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16:
+            if self.takes_on_cuda(lengths, buffers, angles):
+                return self._cuda(gpu, x, angles, buffers, **where)
+            few = next((i for i, length in enumerate(lengths) if length > cuda.LONGEST), 0)
+            if few and self.takes_on_cuda(lengths[:few], buffers[: 2 * few], angles):
+                return self._beside_prompts(gpu, few, x, angles, buffers, **where)
         if cuda.REPLAYED in memo:
             raise NotReplayable("attention of plain operations has its positions in its shapes")
-        return self.graph(x, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+        return self.graph(x, angles, buffers, **where)
 
     def few(self) -> tuple[Operand, Operand] | None:
         """The packed matrices of q, k and v and of the output; None where the first are not one, or a norm follows."""
@@ -158,6 +163,46 @@ class AttentionPart:
         y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
         return y if self.after is None else rms_norm(y, *self.after), filled
 
+    def _beside_prompts(
+        self,
+        gpu: Gpu,
+        few: int,
+        x: mx.array,
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The same where only the first `few` spans have few tokens: one launch for them, plain MLX for the others."""
+        normed = x if self.before is None else rms_norm(x, *self.before)
+        parts = [matrix(normed) for matrix in self.qkv]
+        qkv = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+        count = sum(lengths[:few])
+        first, filled = self.attend_on_cuda(
+            gpu,
+            qkv[:count],
+            angles,
+            buffers[: 2 * few],
+            lengths=lengths[:few],
+            positions=positions[:few],
+            bases=bases[:few],
+            memo=memo,
+        )
+        others, more = self._attended(
+            divided([qkv[count:]], self._widths),
+            None if angles is None else angles[count:],
+            buffers[2 * few :],
+            lengths=lengths[few:],
+            positions=positions[few:],
+            bases=bases[few:],
+            memo=memo,
+        )
+        y = self.out(mx.concatenate([first, others]))
+        return y if self.after is None else rms_norm(y, *self.after), [*filled, *more]
+
     def graph(
         self,
         x: mx.array,
@@ -170,21 +215,44 @@ class AttentionPart:
         memo: dict[Any, Any],
     ) -> tuple[mx.array, list[mx.array]]:
         """The same, one operation after another."""
+        heads = self._heads(x, self._widths)
+        y, filled = self._attended(heads, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo)
+        y = self.out(y)
+        return y if self.after is None else rms_norm(y, *self.after), filled
+
+    @property
+    def _widths(self) -> list[int]:
+        """Of the rows of q, of k and of v."""
+        return [self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2]
+
+    def _attended(
+        self,
+        heads: Sequence[mx.array],
+        angles: mx.array | None,
+        buffers: Sequence[mx.array],
+        *,
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        bases: Sequence[int],
+        memo: dict[Any, Any],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Rows of q, of k and of v, `[T, width]` each, to those of the output's product, and the filled buffers."""
         size = self.head_dim
-        widths = [self.heads * size, self.kv_heads * size, self.kv_heads * size]
-        q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in self._heads(x, widths))
+        q, k, v = (part.reshape(-1, part.shape[-1] // size, size) for part in heads)
         q = normed_rope(q, self.query_norm, angles, interleaved=self.interleaved)
         k = normed_rope(k, self.key_norm, angles, interleaved=self.interleaved)
         # One transposition for all rows; a row that is alone needs no slice.
         new = k[None].swapaxes(1, 2), v[None].swapaxes(1, 2)
         filled: list[mx.array] = []
         held: list[mx.array] = []
+        whole = planned(q)
         first = 0
         for i, (length, position, base) in enumerate(zip(lengths, positions, bases, strict=True)):
             for buffer, tokens in zip(buffers[2 * i : 2 * i + 2], new, strict=True):
-                part = tokens if length == x.shape[0] else tokens[:, :, first : first + length]
+                part = tokens if length == q.shape[0] else tokens[:, :, first : first + length]
                 filled.append(append(buffer, part, position - base))
-                held.append(filled[-1][..., : position + length - base, :])
+                # Keys behind the last query are hidden from all: some shapes only need them to be there.
+                held.append(filled[-1] if whole else filled[-1][..., : position + length - base, :])
             first += length
         y = attention(
             q,
@@ -198,8 +266,7 @@ class AttentionPart:
             softcap=self.softcap,
             memo=memo,
         )
-        y = self.out(y.reshape(-1, self.heads * size))
-        return y if self.after is None else rms_norm(y, *self.after), filled
+        return y.reshape(-1, self.heads * size), filled
 
     def _heads(self, x: mx.array, widths: Sequence[int]) -> list[mx.array]:
         """The products with the matrices of q, k and v, `[T, width]`; on Apple GPUs with their norm in the launch."""
