@@ -308,3 +308,14 @@ def test_a_capture_is_taken_as_a_write_in_place_crosses_its_offset():
     cache.commit_in_place(1, mx.zeros(1))
     (captured,) = cache.take()
     assert column(captured.arrays()[0]) == positions(2, 3)
+
+
+def test_on_a_gpu_caches_of_all_positions_grow_seldom_and_before_they_are_full(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(linear.device, "cuda", object)
+    cache = KVCache(1, 2, 2, mx.float32)
+    sizes = []
+    for at in range(0, 1800, 300):
+        cache.append(*numbered(at, 300))
+        sizes.append(cache.layout[1])
+    assert sizes == [1024, 1024, 1024, 2048, 2048, 2048]
+    assert [linear.grown(tokens) for tokens in (768, 769)] == [1024, 2048]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arriero.errors import LoadError
-from arriero.runner.load import load
+from arriero.runner.decode import Flight, Pipeline
+from arriero.runner.load import load, warm_up
+from arriero.runner.prefill import Chunk
+from arriero.runner.row import Row
 from arriero.source import FolderSource
+from tests.helpers.engine_runs import make_engine
+from tests.helpers.tiny_model import TinyModel
 
 GOLDEN = Path(__file__).resolve().parent.parent / "model" / "goldens" / "llama"
 
@@ -42,3 +48,19 @@ def test_the_prefill_reaches_every_matrix(prefill: str, exact: bool) -> None:
     parts = model.layers[0].feed_forward
     weights = [model.head.weight, parts.down.weight, *(part.weight for part in parts.gate_up.parts)]
     assert [weight.exact for weight in weights] == [exact] * 3
+
+
+def test_on_a_gpu_every_number_of_rows_decodes_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arriero.runner.load.cuda", object)
+    engine = make_engine(TinyModel(), max_rows=16)
+    steps: Counter[int] = Counter()
+    build = engine._pipeline.build
+
+    def counted(rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
+        steps[len(rows)] += not chunks
+        return build(rows, chunks, settle)
+
+    monkeypatch.setattr(Pipeline, "build", lambda self, *how, **named: counted(*how, **named))
+    warm_up(engine)
+    # An ordinary step, one that is recorded, one that is replayed.
+    assert all(steps[rows] >= 3 for rows in range(1, 9))

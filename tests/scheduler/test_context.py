@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from arriero.runner.messages import Ready
@@ -47,3 +48,9 @@ def test_a_model_with_a_short_context_has_it_whole():
 
 def test_a_very_long_context_is_not_taken_unasked():
     assert choose_context(0, ready(context=1 << 20, per_token=1), free=10**15) == 262144
+
+
+def test_rows_are_counted_with_what_their_caches_grow_by_before_they_are_full():
+    gpu = msgspec.structs.replace(ready(), cache_step=1024, cache_ahead=256)
+    assert row_bytes(768, gpu) == 1024 * 100
+    assert row_bytes(769, gpu) == 2048 * 100

@@ -39,6 +39,10 @@ WARM_UP_TOKENS = 33
 WARM_UP_REPLY = 4
 GPU_REPLY = 16
 """On NVIDIA GPUs long enough for rounds of whole blocks of drafts, which have kernels of their own."""
+ROWS = 8
+"""Side by side there, to warm up."""
+STEPS_EACH = 3
+"""Steps of each number of rows: an ordinary one, one that is recorded, one that is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +143,16 @@ def warm_up(engine: Engine) -> None:
     if length < 1:
         raise LoadError(f"a context of {engine.limits.context_length} tokens is too short to answer anything")
     tokens = [i % engine.model.facts.vocab_size for i in range(length)]
-    # On NVIDIA GPUs several rows have kernels of their own, which take the compiler seconds the first time.
-    for rows in (1, 2) if cuda() is not None and engine.limits.max_rows > 1 else (1,):
+    # On NVIDIA GPUs several rows have kernels of their own, which take the compiler seconds the first time, and steps
+    # are recorded for each number of rows: they end one after another, so that all are.
+    several = min(engine.limits.max_rows, ROWS) if cuda() is not None else 1
+    for rows in sorted({1, several}):
         for row in range(rows):
             engine.submit(
                 Submit(
                     id=f"warm-up {row}",
                     tokens=tokens,
-                    max_tokens=reply,
+                    max_tokens=reply + STEPS_EACH * row,
                     stop_tokens=[],
                     sampling=SamplingOptions(seed=0),
                 )

@@ -17,6 +17,7 @@ import msgspec
 
 from arriero.errors import ArrieroError, LoadError, OutOfMemory
 from arriero.kernels.device import on_cpu
+from arriero.runner.caches.linear import growth
 from arriero.runner.channel import Channel
 from arriero.runner.encoder_engine import EncoderEngine
 from arriero.runner.engine import Engine, Limits
@@ -151,12 +152,15 @@ def _load(config: RunnerConfig, channel: Channel, started: float) -> tuple[Engin
     disk = _disk(config, files, str(loaded.dtype), "" if draft is None else draft.facts.architecture)
     mx.reset_peak_memory()
     ready = engine(limits, disk)
+    step, ahead = growth()
     return ready, Ready(
         architecture=facts.architecture,
         context_length=context,
         vocab_size=facts.vocab_size,
         weight_bytes=loaded.weight_bytes,
         cache_bytes_per_token=facts.cache_bytes_per_token + (draft.facts.cache_bytes_per_token if draft else 0),
+        cache_step=step,
+        cache_ahead=ahead,
         cache_bytes_fixed=facts.cache_bytes_fixed + (draft.facts.cache_bytes_fixed if draft else 0) + ready.row_bytes,
         round_bytes=ready.round_bytes,
         max_rows=limits.max_rows,

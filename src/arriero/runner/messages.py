@@ -202,6 +202,10 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     weight_bytes: int
     cache_bytes_per_token: int
     """Upper bound over all layers, for admission."""
+    cache_step: int = 256
+    """Positions by which caches grow."""
+    cache_ahead: int = 0
+    """How many more than they hold they have room for when they do."""
     cache_bytes_fixed: int = 0
     """Bytes of a row's states that don't grow, those that its draft keeps besides included."""
     round_bytes: int = 0

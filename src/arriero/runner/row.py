@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from arriero.model.contract import DraftFacts, Layout, ModelFacts, RowCaches, Snapshot
+from arriero.runner.caches.linear import grown
 from arriero.runner.images import RowImages
 from arriero.runner.messages import Finished, Submit
 from arriero.runner.prefix.keys import UNKNOWN, Keys, Media, paired, row_keys
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from arriero.runner.sampling.constraint import Constraint
     from arriero.runner.speculation.session import Session
     from arriero.runner.speculation.stats import Tally
-
-CACHE_STEP = 256
-"""Positions that growing caches allocate at once (design: contiguous caches grow in steps of 256)."""
 
 
 class Phase(Enum):
@@ -217,5 +215,4 @@ def reserved_bytes(tokens: int, *facts: ModelFacts | DraftFacts) -> int:
     """Bytes that a row of `tokens` positions may grow to in a model and its draft, caches rounded up to their growth
     step.
     """
-    rounded = -(-tokens // CACHE_STEP) * CACHE_STEP
-    return sum(rounded * each.cache_bytes_per_token + each.cache_bytes_fixed for each in facts)
+    return sum(grown(tokens) * each.cache_bytes_per_token + each.cache_bytes_fixed for each in facts)

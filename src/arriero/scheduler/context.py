@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from arriero.runner.messages import Ready
 
-CACHE_STEP = 256
-"""Positions by which caches grow."""
-
 AUTOMATIC = (262144, 131072, 65536, 32768, 16384, 8192, 4096)
 """Context lengths to choose from when nobody asks for one."""
 
@@ -16,7 +13,8 @@ ROW_SHARE = 4
 
 def row_bytes(tokens: int, ready: Ready) -> int:
     """Bytes that the caches of a row of `tokens` positions may grow to."""
-    return -(-tokens // CACHE_STEP) * CACHE_STEP * ready.cache_bytes_per_token + ready.cache_bytes_fixed
+    rounded = -(-(tokens + ready.cache_ahead) // ready.cache_step) * ready.cache_step
+    return rounded * ready.cache_bytes_per_token + ready.cache_bytes_fixed
 
 
 def choose_context(requested: int, ready: Ready, free: int) -> int:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from arriero.kernels import device
 from arriero.kernels.append import append
 from arriero.model.contract import Snapshot
 from arriero.runner.caches.schedule import Schedule
 from arriero.runner.caches.snapshot import RangeSnapshot, dispatch, fresh
 
 STEP = 256
-"""Positions by which buffers grow, and the multiple that every base is of."""
+"""The multiple that every base and every buffer's size is of."""
 
 
 def ceil_step(positions: int) -> int:
@@ -25,6 +26,20 @@ def ceil_step(positions: int) -> int:
 def floor_step(positions: int) -> int:
     """The greatest multiple of STEP that is at most `positions`, and at least 0."""
     return max(0, positions) // STEP * STEP
+
+
+def growth() -> tuple[int, int]:
+    """Positions by which caches of all positions grow, a multiple of STEP, and how many more than asked for they take.
+
+    On NVIDIA GPUs steps are recorded for buffers of one size (`model/layers/replay.py`): 24 ms for each new one (H200).
+    """
+    return (STEP, 0) if device.cuda() is None else (4 * STEP, STEP)
+
+
+def grown(positions: int) -> int:
+    """What the buffers of such a cache hold of so many positions and those that it takes besides."""
+    step, ahead = growth()
+    return -(-(positions + ahead) // step) * step
 
 
 class LinearCache(ABC):
@@ -198,6 +213,10 @@ class LinearCache(ABC):
     def _base_for(self, offset: int) -> int:
         """The base that new buffers get when positions from `offset` on are about to be written."""
 
+    def _capacity_for(self, positions: int) -> int:
+        """What new buffers hold when they must hold at least so many."""
+        return grown(positions)
+
     @abstractmethod
     def _capture(self, start: int, offset: int) -> RangeSnapshot | None:
         """The snapshot for a planned offset, the previous capture being at `start`."""
@@ -254,7 +273,7 @@ class LinearCache(ABC):
         base = self._base_for(start)
         self._protect(0, base)
         kept = start - base
-        capacity = ceil_step(end - base)
+        capacity = self._capacity_for(end - base)
         keys, values = self.range(base, start) if kept else (None, None)
         self._keys = self._filled(keys, self._key_dim, capacity - kept)
         self._values = self._filled(values, self._value_dim, capacity - kept)

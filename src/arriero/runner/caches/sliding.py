@@ -120,6 +120,9 @@ class SlidingCache(LinearCache):
     def _first_for(self, position: int) -> int:
         return floor_step(position - self._window + 1)
 
+    def _capacity_for(self, positions: int) -> int:
+        return ceil_step(positions)
+
     def _base_for(self, offset: int) -> int:
         # One position more than a query at `offset` needs: a rewind by one then still finds its whole window.
         return max(self._base, floor_step(offset - self._window))
