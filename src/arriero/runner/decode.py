@@ -14,7 +14,8 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from arriero.model.contract import Batch, Model, Span
+from arriero.model.contract import Batch, Cache, Model, Span
+from arriero.runner.caches.linear import LinearCache
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.prefill import Chunk
 from arriero.runner.row import Phase, Row
@@ -132,8 +133,12 @@ class Pipeline:
                 outputs += sampled.arrays()
         if self.speculator is not None:
             outputs += self.speculator.follow(rows, chunks, result)
-        settled = [chunk.row for chunk in chunks] + (rows if settle else [])
-        states = [array for row in settled for cache in row.held if cache is not None for array in cache.state()]
+        settled = [cache for chunk in chunks for cache in chunk.row.held if cache is not None]
+        if settle:
+            settled += [
+                cache for row in rows for cache in row.held if cache is not None and not _written_in_place(cache)
+            ]
+        states = [array for cache in settled for array in cache.state()]
         marker = None
         if chunks:
             # Waiting on the states themselves would keep a second reference to the buffers that the next write reuses.
@@ -182,3 +187,8 @@ class Pipeline:
             return Batch.of(np.concatenate(host), spans)
         picks = mx.take(lazy, mx.array(np.array(running, np.int32)))
         return Batch(mx.concatenate([picks, mx.array(np.concatenate(host))]) if host else picks, spans)
+
+
+def _written_in_place(cache: Cache) -> bool:
+    """Whether a cache's buffers are computed already, and only what is in them is being written."""
+    return isinstance(cache, LinearCache) and cache.written is not None

@@ -211,6 +211,10 @@ class Engine:
 
     def _plain_step(self) -> None:
         previous = self._pipeline.latest
+        if previous is not None and self._ahead and any(not row.generated for row in previous.rows):
+            # A first token doesn't wait for the next step to be built, which may take long where steps are recorded.
+            self._read(previous)
+            previous = None
         flight = self._build()
         if flight is not None and self._ahead:
             flight.launch()
