@@ -38,12 +38,14 @@ class Case:
     wide: bool = False
     turned: bool = True
     size: float = 1.0
+    sunk: bool = False
 
     def __post_init__(self) -> None:
         s, new = self.shape, sum(self.lengths)
         self.qkv = rows(new, s.width, self.size)
         gain = 1 + 0.2 * rows(2, s.head_dim).astype(mx.float32)
         self.gains = gain if self.wide else gain.astype(mx.bfloat16)
+        self.sinks = rows(1, s.heads, 2.0)[0] if self.sunk else None
         angles = SEED.uniform(0, 6.28, (new, s.head_dim // 2))
         self.angles = np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
         self.buffers = []
@@ -75,6 +77,7 @@ class Case:
             query_norm=query_norm,
             key_norm=key_norm,
             memo={},
+            sinks=self.sinks,
         )
 
     def heads(self, which: slice, gain: np.ndarray) -> np.ndarray:
@@ -112,8 +115,10 @@ class Case:
                     scores = keys[of, start:end] @ q[first + i, head] * s.scale
                     if s.softcap is not None:
                         scores = s.softcap * np.tanh(scores / s.softcap)
+                    if self.sinks is not None:
+                        scores = np.append(scores, exact(self.sinks)[head])
                     weights = np.exp(scores - scores.max())
-                    out[first + i, head] = weights / weights.sum() @ values[of, start:end]
+                    out[first + i, head] = weights[: end - start] / weights.sum() @ values[of, start:end]
             first += length
         return out.reshape(len(self.qkv), -1), filled
 
@@ -165,6 +170,20 @@ def test_heads_of_other_widths_and_numbers(gpu: Gpu, heads: int, kv_heads: int, 
 
 def test_scores_are_capped(gpu: Gpu) -> None:
     check(gpu, Case(cuda.Shape(16, 4, 128, 0.5, softcap=20.0), [1], [300], [0], size=2.0))
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize(("lengths", "positions"), [([1], [0]), ([1] * 8, [170 * i for i in range(8)]), ([8], [500])])
+def test_a_head_may_look_at_nothing(gpu: Gpu, window: int | None, lengths: list[int], positions: list[int]) -> None:
+    shape = cuda.Shape(64, 8, 64, 0.125, window=window)
+    check(gpu, Case(shape, lengths, positions, [0] * len(lengths), norms=False, sunk=True))
+
+
+def test_a_sink_may_outweigh_all_keys(gpu: Gpu) -> None:
+    case = Case(cuda.Shape(16, 4, 64, 0.125), [1], [300], [0], norms=False, sunk=True)
+    # exp(20) overflows nothing, and leaves a fraction of the sums.
+    case.sinks = mx.full((16,), 20.0, mx.bfloat16)
+    check(gpu, case)
 
 
 def test_heads_without_norms_and_turns(gpu: Gpu) -> None:

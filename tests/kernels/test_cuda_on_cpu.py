@@ -112,9 +112,9 @@ def test_blocks_that_share_a_row_find_the_largest_again_and_again(small: Gpu) ->
             assert argmax(scores).tolist() == argmax_graph(scores).tolist()
 
 
-def test_attention_of_rows_with_windows_and_caps(small: Gpu) -> None:
+def test_attention_of_rows_with_windows_caps_and_sinks(small: Gpu) -> None:
     shape = attention.Shape(8, 2, 64, 0.2, window=70, softcap=30.0)
-    check(small, Case(shape, [3, 1, 2], [150, 0, 90], [64, 0, 0]))
+    check(small, Case(shape, [3, 1, 2], [150, 0, 90], [64, 0, 0], sunk=True))
 
 
 def test_a_barrier_that_some_threads_miss_is_noticed(small: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

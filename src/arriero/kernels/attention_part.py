@@ -45,6 +45,8 @@ class AttentionPart:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     after: Norm | None = None
+    sinks: mx.array | None = None
+    """As `attention` takes them."""
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
     _cuda_shape: cuda.Shape | None = None
     _operands: list[Operand | None] = field(default_factory=list)
@@ -115,12 +117,16 @@ class AttentionPart:
             query_norm=self.query_norm,
             key_norm=self.key_norm,
             memo=memo,
+            sinks=self.sinks,
         )
 
     def takes_on_cuda(self, lengths: Sequence[int], buffers: Sequence[mx.array], angles: mx.array | None) -> bool:
         """Whether the CUDA kernel has this form of attention."""
         turned = angles is not None and self.interleaved
-        return not turned and cuda.takes(self._shape, lengths, buffers, angles, [self.query_norm, self.key_norm])
+        sunk = self.sinks is not None and self.sinks.dtype != mx.bfloat16
+        return not (turned or sunk) and cuda.takes(
+            self._shape, lengths, buffers, angles, [self.query_norm, self.key_norm]
+        )
 
     def _matrices(self) -> list[Operand | None]:
         """Those of q, k and v, and of the output."""
@@ -264,6 +270,7 @@ class AttentionPart:
             bases=bases,
             window=self.window,
             softcap=self.softcap,
+            sinks=self.sinks,
             memo=memo,
         )
         return y.reshape(-1, self.heads * size), filled
@@ -281,7 +288,7 @@ class AttentionPart:
     def handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""
         native = device.native()
-        if native is None:
+        if native is None or self.sinks is not None:
             return None
         if dtype not in self._handles:
             matrices = [matrix.handle(native, dtype) for matrix in (*self.qkv, self.out)]

@@ -1,5 +1,6 @@
 // Attention of few new tokens of several rows, causal or over all that is new, each over its own cache, in one launch: norms of q and k heads,
-// rotation, append in place, softmax over splits of the keys, and their combination by the last block to arrive.
+// rotation, append in place, softmax over splits of the keys, and their combination by the last block to arrive. A sink is
+// one more logit of a query head, without a value, which that combination takes in.
 //
 // A group is some tokens of one row, few enough that with all query heads of one key head they are at most 32 lines of
 // the tensor cores' product; they share each reading of the keys. The grid is (splits, key heads, groups).
@@ -69,8 +70,8 @@ struct Head {
 template <int D, int HEADS, int PER_HEAD, int TOKENS, int SPLITS, int WINDOW, bool CAPPED, bool NORM_Q, bool NORM_K,
           bool WIDE_GAIN, bool ROTATE, bool ALL_NEW>
 __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, const Group* groups, const void* q_gain,
-                                       const void* k_gain, bf16* const* keys, bf16* const* values, u32* arrived,
-                                       float* parts, bf16* out, float scale, float cap, float q_eps,
+                                       const void* k_gain, const void* sinks, bf16* const* keys, bf16* const* values,
+                                       u32* arrived, float* parts, bf16* out, float scale, float cap, float q_eps,
                                        float k_eps, char* shared) {
   constexpr int LINES = TOKENS * PER_HEAD, SLICES = (LINES + 15) / 16, PADDED = SLICES * 16;
   constexpr int QUERIES = HEADS * PER_HEAD * D, WIDTH = QUERIES + 2 * HEADS * D, STRIDE = D + 4;
@@ -261,7 +262,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
   __threadfence();
   for (int i = tid; i < lines * (D / 4); i += THREADS) {
     int r = i / (D / 4), d = i % (D / 4) * 4;
-    float m = NOTHING, l = 0.f;
+    const float sink = sinks ? number(((const u16*)sinks)[head * PER_HEAD + r % PER_HEAD]) * 1.4426950408889634f : NOTHING;
+    float m = sink;
     float4 a = make_float4(0, 0, 0, 0);
     float2 of[SPLITS];
     float4 part[SPLITS];
@@ -273,6 +275,7 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     }
 #pragma unroll
     for (int k = 0; k < SPLITS; ++k) m = fmaxf(m, of[k].x);
+    float l = sinks ? exp2f(sink - m) : 0.f;
 #pragma unroll
     for (int k = 0; k < SPLITS; ++k) {
       float f = exp2f(of[k].x - m);

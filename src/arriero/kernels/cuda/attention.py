@@ -180,9 +180,11 @@ def _counters() -> mx.array:
 
 
 @cache
-def kernel(rows: int, threads: int, shared: int, angles: bool, q_gain: bool, k_gain: bool) -> Kernel:
+def kernel(
+    rows: int, threads: int, shared: int, angles: bool, q_gain: bool, k_gain: bool, sinks: bool = False
+) -> Kernel:
     """The kernel for the buffers of 1 or `ROWS` rows."""
-    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain}
+    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain, "sinks": sinks}
     buffers = [name for i in range(rows) for name in (f"k{i}", f"v{i}")]
     return Kernel(
         name="attention",
@@ -214,18 +216,20 @@ def attend(
     query_norm: Norm | None,
     key_norm: Norm | None,
     memo: dict[Any, Any],
+    sinks: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Attention of the new tokens' rows `[T, width]` of q, k and v: `[T, heads · head_dim]`, and the filled buffers.
 
-    The arguments are those of `AttentionPart`, and `takes` has accepted them. The buffers are written in place: only
-    what was made of the returned ones sees the new tokens, and the given ones must not be used again.
+    The arguments are those of `AttentionPart`, and `takes` has accepted them; `sinks` are bfloat16 `[heads]`. The
+    buffers are written in place: only what was made of the returned ones sees the new tokens, and the given ones must
+    not be used again.
     """
     longest = max(lengths)
     tokens = tokens_of(shape, longest)
     capacities = [buffer.shape[2] for buffer in buffers[0::2]]
     turns = None if angles is None else angles_on_device(angles, memo)
     outputs = [
-        _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens)
+        _launch(gpu, shape, launch, qkv, turns, buffers, query_norm, key_norm, tokens, sinks)
         for launch in launches(lengths, positions, bases, capacities, tokens, memo)
     ]
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
@@ -272,6 +276,7 @@ def _launch(
     query_norm: Norm | None,
     key_norm: Norm | None,
     tokens: int,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     rows = 1 if launch.rows == 1 else ROWS
     mine = list(buffers[2 * launch.first : 2 * (launch.first + launch.rows)])
@@ -280,8 +285,8 @@ def _launch(
     lines = tokens * shape.per_head
     parts = splits(gpu, shape.kv_heads, launch.count)
     gains = [norm[0] for norm in (query_norm, key_norm) if norm is not None]
-    inputs = [qkv, launch.groups, _counters(), *([] if angles is None else [angles]), *gains]
-    inputs += mine
+    given = [array for array in (angles, *gains, sinks) if array is not None]
+    inputs = [qkv, launch.groups, _counters(), *given, *mine]
     made = kernel(
         rows,
         -(-lines // 16) * 128,
@@ -289,6 +294,7 @@ def _launch(
         angles is not None,
         query_norm is not None,
         key_norm is not None,
+        sinks is not None,
     )(
         inputs,
         {

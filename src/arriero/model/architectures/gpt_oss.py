@@ -11,16 +11,13 @@ import mlx.core as mx
 from arriero.model.architectures import check_config
 from arriero.model.architectures.gpt_oss_experts import ExpertsConfig, SparseMLP
 from arriero.model.checkpoint import Checkpoint
-from arriero.model.contract import Batch
-from arriero.model.layers.attention import AttentionConfig, attend
+from arriero.model.layers.attention import AttentionConfig, GroupedAttention
 from arriero.model.layers.block import PreNormBlock
 from arriero.model.layers.config import Fields
 from arriero.model.layers.decoder import Decoder
-from arriero.model.layers.linear import FusedLinear, Linear, expect_shape
+from arriero.model.layers.linear import Linear, expect_shape
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.layers.shape import LAYER_TYPES, DecoderShape
-from arriero.runner.caches.full import KVCache
-from arriero.runner.caches.sliding import SlidingCache
 
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -79,22 +76,13 @@ class Config:
         return config
 
 
-class SinkAttention:
+class SinkAttention(GroupedAttention):
     """Grouped-query attention whose every head may look at nothing: one more logit in its softmax."""
 
-    def __init__(
-        self, config: AttentionConfig, rope: Rope, dtype: mx.Dtype, *, qkv: FusedLinear, out: Linear, sinks: mx.array
-    ) -> None:
-        self.config = config
-        self.rope = rope
-        self.dtype = dtype
-        self.qkv = qkv
-        self.out = out
-        self.sinks = sinks
-        """`[heads]`."""
-
     @classmethod
-    def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope) -> Self:
+    def load(
+        cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: AttentionConfig, rope: Rope | None
+    ) -> Self:
         """`q_proj`, `k_proj`, `v_proj` (or `qkv_proj`, their rows one after the other), `o_proj` and `sinks` under
         `prefix`.
         """
@@ -114,30 +102,19 @@ class SinkAttention:
 
         sinks = checkpoint.tensor(f"{prefix}.sinks")
         expect_shape(f"{prefix}.sinks", tuple(sinks.shape), (c.heads,))
+        query, key, value = parts
         return cls(
             config,
             rope,
             dtype,
-            qkv=FusedLinear(parts),
+            query=query,
+            key=key,
+            value=value,
             out=Linear.load(
                 checkpoint, f"{prefix}.o_proj", dtype, bias=c.out_bias, shape=(c.hidden, c.heads * c.head_dim)
             ),
             sinks=sinks.astype(dtype),
         )
-
-    def new_cache(self) -> KVCache | SlidingCache:
-        """Memory of one row: everything, or the window."""
-        c = self.config
-        if c.window is None:
-            return KVCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype)
-        return SlidingCache(c.kv_heads, c.head_dim, c.head_dim, self.dtype, c.window)
-
-    def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
-        c = self.config
-        q, k, v = (part.reshape(part.shape[0], -1, c.head_dim) for part in self.qkv(x))
-        q, k = self.rope(q, batch), self.rope(k, batch)
-        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, sinks=self.sinks)
-        return self.out(y.reshape(-1, c.heads * c.head_dim))
 
 
 class Layer(PreNormBlock):

@@ -217,7 +217,9 @@ class GroupedAttention:
         out: Linear,
         query_norm: RMSNorm | None = None,
         key_norm: RMSNorm | None = None,
+        sinks: mx.array | None = None,
     ) -> None:
+        """`sinks` `[heads]` are one more logit in each head's softmax."""
         self.config = config
         self.rope = rope
         self.dtype = dtype
@@ -225,6 +227,7 @@ class GroupedAttention:
         self.out = out
         self.query_norm = query_norm
         self.key_norm = key_norm
+        self.sinks = sinks
         self.surround()
 
     def surround(self, before: RMSNorm | None = None, after: RMSNorm | None = None) -> None:
@@ -248,6 +251,7 @@ class GroupedAttention:
             query_norm=pair(self.query_norm),
             key_norm=pair(self.key_norm),
             after=pair(after),
+            sinks=self.sinks,
         )
 
     @classmethod
@@ -323,7 +327,9 @@ class GroupedAttention:
         k = k if self.key_norm is None else self.key_norm(k)
         if self.rope is not None:
             q, k = self.rope(q, batch), self.rope(k, batch)
-        y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window, softcap=c.softcap, mutual=True)
+        y = attend(
+            q, k, v, batch, slot, scale=c.scale, window=c.window, softcap=c.softcap, sinks=self.sinks, mutual=True
+        )
         y = self.out(y.reshape(-1, c.heads * c.head_dim))
         return y if part.after is None else rms_norm(y, *part.after)
 
