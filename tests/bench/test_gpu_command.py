@@ -16,6 +16,7 @@ from arriero.bench.gpu_kernels import Measured
 from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Decoding
 from arriero.bench.speed import Speed
+from arriero.cli.gpu_tables import render as tables
 from arriero.cli.main import cli
 from arriero.errors import UnsupportedFeature
 from arriero.kernels import device
@@ -175,3 +176,20 @@ def test_served_models_are_asked_for_by_an_option(measured: list[tuple[tuple[str
 def test_options_of_other_measurements_are_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, ["bench", *arguments])
     assert result.exit_code == 2
+
+
+def test_of_several_shapes_one_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, copy: float, tell: object) -> ModelRun:
+        if name == "Gemma-4-31B":
+            raise RuntimeError("cudaMallocAsync failed: out of memory")
+        return REPORT.models["Qwen3-8B"]
+
+    monkeypatch.setattr(device, "cuda", object)
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 3e12)
+    monkeypatch.setattr(gpu, "product_rate", lambda size: 7e14)
+    monkeypatch.setattr(gpu, "model_run", run)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        gpu.measure(["Gemma-4-31B"])
+    shown = tables(gpu.measure(["Gemma-4-31B", "Qwen3-8B"]))
+    assert "Gemma-4-31B was not measured: RuntimeError: cudaMallocAsync failed: out of memory" in shown
+    assert line_of(shown, "decode, 1 row ")[0] == "2.00"

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from arriero.bench import gpu, gpu_drafts, gpu_mlx_lm, gpu_models
-from arriero.bench.gpu_drafts import random_draft, rounds
+from arriero.bench.gpu_drafts import Rounds, random_draft, rounds
 from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Quantization, RandomCheckpoint, random_model
 from arriero.bench.gpu_served import END, served, tokenizer
@@ -90,13 +90,20 @@ def test_a_model_is_measured_beside_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> N
     with only(monkeypatch, "Qwen3.8-27B"):
         found = gpu.model_run("Qwen3.8-27B", 1e11, told.append)
     assert asked == [("Qwen3.8-27B", 40, 80)]
-    assert told == ["Qwen3.8-27B", "Qwen3.8-27B, drafts", "Qwen3.8-27B, mlx-lm"]
+    assert [line.split(":")[0] for line in told] == [
+        "Qwen3.8-27B",
+        "Qwen3.8-27B, 1 at once",
+        "Qwen3.8-27B, 8 at once",
+        "Qwen3.8-27B, 8 tokens of a row",
+        "Qwen3.8-27B, a prompt of 80",
+        "Qwen3.8-27B, mlx-lm",
+    ]
     assert (found.one.rows, found.eight.rows, found.prompt.context) == (1, 8, 80)
     assert found.verify > 0
     assert found.shares.one == pytest.approx(
         step_bytes(small("Qwen3.8-27B"), NVFP4, rows=1, context=40) / 1e11 / found.one.step
     )
-    assert found.drafts is not None
+    assert isinstance(found.drafts, Rounds)
     assert found.drafts.drafted == 7
     assert found.peak_bytes >= RandomCheckpoint(small("Qwen3.8-27B"), NVFP4).nbytes
     assert found.mlx_lm == "mlx-lm is elsewhere"

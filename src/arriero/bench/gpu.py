@@ -19,7 +19,7 @@ from arriero.bench.gpu_models import Decoding, decoding, random_model, verifying
 from arriero.bench.gpu_served import served
 from arriero.bench.gpu_shapes import CONFIGS, step_bytes
 from arriero.bench.speed import Speed
-from arriero.errors import UnsupportedFeature
+from arriero.errors import ArrieroError, UnsupportedFeature
 from arriero.kernels import device
 
 KERNELS = "kernels"
@@ -62,8 +62,8 @@ class ModelRun:
     """Of the device's memory."""
     mlx_lm: MlxLm | str
     """Or why there is nothing to compare with."""
-    drafts: Rounds | None = None
-    """Rounds of a DFlash 2, where the shape of one is known."""
+    drafts: Rounds | str | None = None
+    """Rounds of a DFlash 2, where the shape of one is known; or why there are none."""
 
 
 @dataclass(slots=True)
@@ -80,6 +80,8 @@ class Report:
     served: dict[str, list[Speed]] = field(default_factory=dict)
     """Through server, runner and stream."""
     flash_next: FlashNext | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+    """What could not be measured, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -89,8 +91,9 @@ class Report:
 def measure(names: Sequence[str], tell: Callable[[str], object] = str, *, through_server: bool = False) -> Report:
     """Measure the kernels (`KERNELS`), the models of these names in `CONFIGS`, `FLASH_NEXT`; without names the kernels.
 
-    `through_server` measures the models as clients see them instead. UnsupportedFeature for an unknown name, for one
-    that is not served, and where there is no GPU that the kernels work on; `tell` hears what is being done.
+    `through_server` measures the models as clients see them instead. `tell` hears what is being done, and figures as
+    they come. UnsupportedFeature for an unknown name, for one that is not served, and where there is no GPU that the
+    kernels work on. Of several names one that fails is left out and told in the report; a lone one's error is raised.
     """
     names = list(names) or [KERNELS]
     others = [FLASH_NEXT, KERNELS]
@@ -107,18 +110,29 @@ def measure(names: Sequence[str], tell: Callable[[str], object] = str, *, throug
     report = Report(str(mx.device_info().get("device_name", "")), copy_rate(), product_rate(8192))
     mx.clear_cache()
     for name in names:
-        if name == KERNELS:
-            report.kernels += every_kernel(report.copy, tell)
-        elif name == FLASH_NEXT:
-            layers, ngrams = fitting(mx.get_memory_limit(), psutil.virtual_memory().available)
-            report.flash_next = gpu_flash_next.measure(layers, ngrams=ngrams, tell=tell)
-        elif through_server:
-            tell(f"{name}, served")
-            report.served[name] = served(CONFIGS[name], MODES["nvfp4"])
-        else:
-            report.models[name] = model_run(name, report.copy, tell)
+        try:
+            _measure(name, report, tell, through_server=through_server)
+        except (ArrieroError, RuntimeError) as error:
+            if len(names) == 1:
+                raise
+            report.failures[name] = f"{type(error).__name__}: {error}"
+            tell(f"{name} failed: {error}")
         free()
     return report
+
+
+def _measure(name: str, report: Report, tell: Callable[[str], object], *, through_server: bool) -> None:
+    """Add what one name stands for to the report."""
+    if name == KERNELS:
+        report.kernels += every_kernel(report.copy, tell)
+    elif name == FLASH_NEXT:
+        layers, ngrams = fitting(mx.get_memory_limit(), psutil.virtual_memory().available)
+        report.flash_next = gpu_flash_next.measure(layers, ngrams=ngrams, tell=tell)
+    elif through_server:
+        tell(f"{name}, served")
+        report.served[name] = served(CONFIGS[name], MODES["nvfp4"], tell=tell)
+    else:
+        report.models[name] = model_run(name, report.copy, tell)
 
 
 def model_run(name: str, copy: float, tell: Callable[[str], object]) -> ModelRun:
@@ -132,14 +146,20 @@ def model_run(name: str, copy: float, tell: Callable[[str], object]) -> ModelRun
         # Kernels are compiled, and rows that join made their recordings, before anything is timed.
         decoding(model, rows=rows, context=64, tokens=24)
         decodings.append(decoding(model, rows=rows, context=CONTEXT, tokens=STEPS))
+        tell(f"{name}, {rows} at once: {1000 * decodings[-1].step:.3f} ms, {decodings[-1].total:.0f} tok/s")
     one, eight = decodings
     verifying(model, context=CONTEXT, tokens=DRAFTED, rounds=6)
     verify = verifying(model, context=CONTEXT, tokens=DRAFTED)
     single = verifying(model, context=CONTEXT, tokens=1)
     decoding(model, rows=1, context=PROMPT, tokens=4)
     prompt = decoding(model, rows=1, context=PROMPT, tokens=16)
-    tell(f"{name}, drafts")
-    drafts = with_draft(name, model, how)
+    tell(f"{name}, {DRAFTED} tokens of a row: {1000 * verify:.2f} ms, one: {1000 * single:.2f} ms")
+    tell(f"{name}, a prompt of {PROMPT}: {prompt.prefill:.0f} tok/s")
+    drafts: Rounds | str | None
+    try:
+        drafts = with_draft(name, model, how)
+    except RuntimeError as error:
+        drafts = f"rounds of drafts failed: {error}"
     peak = mx.get_peak_memory()
     del model
     free()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arriero.bench.gpu import ModelRun, Report
+from arriero.bench.gpu_drafts import Rounds
 from arriero.bench.gpu_flash_next import FlashNext
 from arriero.bench.gpu_kernels import Measured
 from arriero.errors import InvalidRequest
@@ -65,7 +66,7 @@ def _speeds(axes: Axes, models: dict[str, ModelRun]) -> None:
     """Decoded tokens a second of one row: ours, in rounds of drafts, mlx-lm's."""
     runs = list(models.values())
     lm = [np.nan if isinstance(run.mlx_lm, str) else 1 / run.mlx_lm.step for run in runs]
-    drafts = [np.nan if run.drafts is None else run.drafts.speed for run in runs]
+    drafts = [run.drafts.speed if isinstance(run.drafts, Rounds) else np.nan for run in runs]
     _bars(
         axes,
         list(models),

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -52,6 +52,7 @@ def served(
     words: int = 80,
     tokens: int = 256,
     runs: int = 3,
+    tell: Callable[[str], object] = str,
 ) -> list[Speed]:
     """Store, serve and ask over /api/generate, once for each number of requests at once.
 
@@ -63,10 +64,14 @@ def served(
         store_random(Store(home / "models"), config, quantization)
         mx.clear_cache()
         with _server(home) as client:
-            return [
-                measure(client, NAME, words=words, tokens=tokens, parallel=parallel, runs=runs)
-                for parallel in parallels
-            ]
+            found = []
+            for parallel in parallels:
+                speed = measure(client, NAME, words=words, tokens=tokens, parallel=parallel, runs=runs)
+                tell(
+                    f"{parallel} at once: {speed.decode:.1f} tok/s each, first token {1000 * speed.first_token:.0f} ms"
+                )
+                found.append(speed)
+            return found
 
 
 def store_random(store: Store, config: Mapping[str, Any], quantization: Quantization) -> None:

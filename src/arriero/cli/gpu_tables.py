@@ -35,6 +35,7 @@ def render(report: Report) -> str:
         parts.append(f"{name}, NVFP4, random weights, through /api/generate\n{human.table(header, rows)}")
     if report.flash_next is not None:
         parts.append(_flash_next(report.flash_next))
+    parts += [f"{name} was not measured: {why}" for name, why in report.failures.items()]
     return "\n\n".join(parts)
 
 
@@ -108,7 +109,7 @@ def _model(run: ModelRun) -> str:
         )
     )
     drafts = run.drafts
-    if drafts is not None:
+    if drafts is not None and not isinstance(drafts, str):
         rows.append(
             (
                 f"round of {drafts.drafted} drafts, {drafts.right} right",
@@ -119,5 +120,5 @@ def _model(run: ModelRun) -> str:
             )
         )
     table = human.table(("", "TIME", "TOK/S", "OF THE LIMIT", "MLX-LM"), rows)
-    said = f"\n{run.mlx_lm}" if isinstance(run.mlx_lm, str) else ""
+    said = "".join(f"\n{why}" for why in (run.drafts, run.mlx_lm) if isinstance(why, str))
     return f"{table}\nat most {human.size(run.peak_bytes)} of the GPU's memory{said}"
