@@ -97,13 +97,15 @@ def packed(
     deviation: float = 0.02,
     global_scale: mx.array | None = None,
     bias: mx.array | None = None,
+    ragged: bool = False,
 ) -> Packed:
     """Random normal weights of this size, quantised by MLX."""
     dense = mx.array(SEED.normal(0, deviation, shape).astype(np.float32)).astype(mx.bfloat16)
     parts = mx.quantize(dense, group_size=group, bits=bits, mode=mode)
     w, scales = parts[0], parts[1]
     biases = parts[2] if len(parts) > 2 else None
-    found = operand(w, scales, biases, mode=mode, bits=bits, group_size=group, global_scale=global_scale, bias=bias)
+    how = {"mode": mode, "bits": bits, "group_size": group}
+    found = operand(w, scales, biases, **how, global_scale=global_scale, bias=bias, ragged=ragged)
     assert found is not None
     values = exact(mx.dequantize(w, scales, biases, group_size=group, bits=bits, mode=mode, dtype=mx.float32))
     if mode == "affine":
@@ -116,7 +118,7 @@ def packed(
     if global_scale is not None:
         factors = exact(global_scale)
         values = values * (factors.reshape(-1, *[1] * (len(shape) - 1)) if factors.size > 1 else factors)
-    return Packed(found, values, {"mode": mode, "bits": bits, "group_size": group}, global_scale)
+    return Packed(found, values, how, global_scale)
 
 
 def rows(count: int, width: int, size: float = 1.0) -> mx.array:

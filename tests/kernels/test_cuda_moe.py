@@ -83,6 +83,35 @@ def test_experts_are_weighed_and_summed(
 
 
 @pytest.mark.parametrize(
+    ("how", "hidden", "inner", "by_turns"),
+    [
+        (("mxfp4", 4, 32), 224, 352, True),
+        pytest.param(("mxfp4", 4, 32), 2880, 160, False, marks=ON_GPU),
+        pytest.param(("affine", 8, 32), 288, 96, True, marks=ON_GPU),
+        pytest.param(("nvfp4", 4, 16), 96, 2880, True, marks=ON_GPU),
+    ],
+)
+def test_clamped_experts_with_biases_and_rows_that_end_in_part_of_a_unit(
+    executed: Gpu, how: tuple[str, int, int], hidden: int, inner: int, by_turns: bool
+) -> None:
+    tokens, count, k, alpha, limit = 3, 4, 2, 1.702, 1.0
+    biases = [rows(count, width) for width in (2 * inner, hidden)]
+    gate_up = packed((count, 2 * inner, hidden), *how, deviation=0.1, bias=biases[0], ragged=True)
+    down = packed((count, hidden, inner), *how, deviation=0.1, bias=biases[1], ragged=True)
+    banks = mixture.Banks((gate_up.operand,), down.operand, clamp=(alpha, limit), by_turns=by_turns)
+    assert mixture.takes(banks)
+    x, chosen = rows(tokens, hidden), np.stack([SEED.permutation(count)[:k] for _ in range(tokens)])
+    weights = SEED.uniform(0, 1, chosen.shape).astype(np.float32)
+    both = np.einsum("tk,teok->teo", exact(x), gate_up.values[chosen]) + exact(biases[0])[chosen]
+    gate, up = (both[..., 0::2], both[..., 1::2]) if by_turns else (both[..., :inner], both[..., inner:])
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    made = gate / (1 + np.exp(-alpha * gate)) * (up + 1)
+    each = np.einsum("tek,teok->teo", made, down.values[chosen]) + exact(biases[1])[chosen]
+    ours = mixture.multiply(executed, banks, x, mx.array(chosen.astype(np.uint32)), mx.array(weights))
+    assert error(ours, np.einsum("te,teo->to", weights, each)) < 5e-3
+
+
+@pytest.mark.parametrize(
     ("tokens", "experts", "top", "normalise", "around", "one"),
     [
         (9, 40, 5, True, True, True),
@@ -122,6 +151,16 @@ def test_a_router_chooses_the_best_by_softmax(
         weights = np.concatenate([weights, 1 / (1 + np.exp(-taken @ exact(gate).T))], axis=1)
     assert made.chosen.tolist() == order.tolist()
     assert np.allclose(np.array(made.weights), weights, rtol=1e-4, atol=1e-6)
+
+
+def test_a_routers_bias_counts(executed: Gpu) -> None:
+    x, w, bias = rows(2, 96), rows(9, 96, 0.1), rows(1, 9)[0]
+    made = router.route(executed, x, w, 3, normalise=True, bias=bias)
+    scores = exact(x) @ exact(w).T + exact(bias)
+    order = np.argsort(-scores, axis=1)[:, :3]
+    parts = np.exp(np.take_along_axis(scores, order, 1))
+    assert made.chosen.tolist() == order.tolist()
+    assert np.allclose(np.array(made.weights), parts / parts.sum(1, keepdims=True), rtol=1e-4)
 
 
 def test_of_equal_experts_the_first_are_chosen(executed: Gpu) -> None:

@@ -43,9 +43,14 @@ class Matrix:
         return self._dense.shape[0] if self.packed is None else self.packed.rows
 
     @property
+    def dense(self) -> mx.array | None:
+        """The numbers of a dense matrix; None for others."""
+        return self.w if self.packed is None and self.scales is None else None
+
+    @property
     def plain(self) -> mx.array | None:
         """The numbers of a dense matrix without a bias; None for others."""
-        return self.w if self.packed is None and self.scales is None and self.bias is None else None
+        return self.dense if self.bias is None else None
 
     def __call__(self, x: mx.array) -> mx.array:
         """`x @ Wᵀ (+ bias)` for x `[..., in]`, in x's dtype."""
@@ -84,8 +89,8 @@ class Matrix:
             return None
         return native.matrix(self._dense, self.scales, self.biases, **kind, **how)
 
-    def operand(self) -> Operand | None:
-        """As the CUDA kernels take it; None for what they don't."""
+    def operand(self, *, ragged: bool = False) -> Operand | None:
+        """As the CUDA kernels take it; None for what they don't. `ragged` as `operand` has it."""
         if self.scales is None:
             return None
         return operand(
@@ -97,6 +102,7 @@ class Matrix:
             group_size=self.group_size,
             global_scale=self.global_scale,
             bias=self.bias,
+            ragged=ragged,
         )
 
     def on_metal(

@@ -16,11 +16,12 @@ from arriero.kernels.matrix import Matrix
 
 @dataclass(eq=False, slots=True)
 class SparsePart:
-    """`h + Σ weight · down(activation(gate(n)) · up(n))` with `h = x + branch` and `n = norm(h)`.
+    """`h + Σ weight · down(activation(gate(n)) · up(n))` with `h = x + branch` and `n = norm(h)`, biases included.
 
     The sum is over the `top` experts of a token by the softmax of `router`'s scores, and over the network that every
     token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product. Banks hold
-    the matrices of all experts; gate's rows come before up's in one bank, or each has its own.
+    the matrices of all experts, their biases being `[experts, out]`; gate's rows come before up's in one bank, or take
+    turns with them, or each has its own. `clamp` as `mixture.Banks` has it.
     """
 
     router: Matrix
@@ -32,6 +33,8 @@ class SparsePart:
     one_gate: Matrix | None = None
     one_gate_up: Sequence[Matrix] = ()
     one_down: Matrix | None = None
+    clamp: tuple[float, float] | None = None
+    by_turns: bool = False
     _banks: mixture.Banks | None = None
     _asked: bool = False
 
@@ -44,18 +47,20 @@ class SparsePart:
             return None
         banks = self._found()
         scores, *one = self.router_and_gate
-        of_one = one[0] if one else None
+        of_one, bias = one[0] if one else None, self.router.bias
         per = self.top + len(one)
-        if banks is None or x.shape[0] * per > mixture.LINES or not router.fits(gpu, x, scores, self.top, of_one):
+        if banks is None or x.shape[0] * per > mixture.LINES or not router.fits(gpu, x, scores, self.top, of_one, bias):
             return None
-        routed = router.route(gpu, x, scores, self.top, normalise=self.normalise, branch=branch, norm=norm, one=of_one)
+        routed = router.route(
+            gpu, x, scores, self.top, normalise=self.normalise, branch=branch, norm=norm, one=of_one, bias=bias
+        )
         residual = None if branch is None else routed.total
         return mixture.multiply(gpu, banks, routed.normed, routed.chosen, routed.weights, residual)
 
     @property
     def router_and_gate(self) -> list[mx.array]:
-        """Their numbers; none where one of them is packed or has a bias."""
-        found = [matrix.plain for matrix in (self.router, self.one_gate) if matrix is not None]
+        """Their numbers; none where one of them is packed, or the gate has a bias."""
+        found = [self.router.dense, *([] if self.one_gate is None else [self.one_gate.plain])]
         plain = [array for array in found if array is not None]
         return plain if len(plain) == len(found) else []
 
@@ -63,16 +68,22 @@ class SparsePart:
         """The banks as the kernels take them, looked for once; None for formats or shapes that they don't."""
         if not self._asked:
             self._asked = True
-            first = [matrix.operand() for matrix in self.gate_up]
-            one = [matrix.operand() for matrix in self.one_gate_up]
-            down, one_down = self.down.operand(), None if self.one_down is None else self.one_down.operand()
+            first, one = ([matrix.operand(ragged=True) for matrix in of] for of in (self.gate_up, self.one_gate_up))
+            down = self.down.operand(ragged=True)
+            one_down = None if self.one_down is None else self.one_down.operand(ragged=True)
             # One number stands for the scale of all of its rows.
             scale = None if self.one_down is None else self.one_down.global_scale
             single = scale is None or scale.size == 1
             known = [operand for operand in (*first, *one) if operand is not None]
             if first and down is not None and len(known) == len(first) + len(one) and single:
                 banks = mixture.Banks(
-                    tuple(known[: len(first)]), down, tuple(known[len(first) :]), one_down, self.activation
+                    tuple(known[: len(first)]),
+                    down,
+                    tuple(known[len(first) :]),
+                    one_down,
+                    self.activation,
+                    self.clamp,
+                    self.by_turns,
                 )
                 self._banks = banks if mixture.takes(banks) else None
         return self._banks

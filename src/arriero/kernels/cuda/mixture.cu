@@ -3,6 +3,8 @@
 //
 // First, for every pair of token and expert: activation(gate) · up, times the expert's weight. Then, for every token, one
 // product with the down matrices of its experts side by side, so that their sum costs nothing.
+//
+// Rows may end in a quarter, a half or three quarters of a unit; threads that would read beyond hold zeros.
 namespace arriero {
 
 // A bank of matrices, or the one that every token takes; what may be missing is null.
@@ -11,9 +13,21 @@ struct Bank {
   const void* scales;
   const void* biases;
   const float* factors;  // one an expert, or one a row of the one
+  const void* bias;      // one a row
   int rows;              // of an expert's matrix
   int from;              // the first of them that counts
+  int stride;            // from each that counts to the next
 };
+
+__device__ __forceinline__ long row_of(const Bank& bank, bool one, u32 expert, int row) {
+  return (one ? 0l : (long)expert * bank.rows) + bank.from + (long)row * bank.stride;
+}
+__device__ __forceinline__ float factor_of(const Bank& bank, bool one, u32 expert, int row) {
+  return bank.factors ? __ldg(bank.factors + (one ? (u32)(bank.from + row) : expert)) : 1.f;
+}
+__device__ __forceinline__ float bias_of(const Bank& bank, bool one, u32 expert, int row) {
+  return bank.bias ? number(__ldg((const u16*)bank.bias + row_of(bank, one, expert, row))) : 0.f;
+}
 
 // Two results of a tile's row, gate and up or one, each the sum over a line's segments: their matrices are those of
 // experts chosen[line · SEGMENTS + segment], of which EXPERTS means the one. of(line, segment) are a segment's
@@ -23,10 +37,12 @@ template <int MODE, int GROUP, int K, int TILE_ROWS, int SEGMENTS, int EXPERTS, 
 __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, int lines, char* shared, const Of& of,
                                         const More& more, const Put& put) {
   typedef Format<MODE, GROUP> F;
-  constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, EACH_ = K / UNIT, UNITS = SEGMENTS * EACH_;
+  constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, EACH_ = (K + UNIT - 1) / UNIT;
+  constexpr int UNITS = SEGMENTS * EACH_, QUARTERS = K % UNIT * 4 / UNIT;
   constexpr int SHARE = (UNITS + WARPS - 1) / WARPS, STEPS = TILE_ROWS / 16;
-  constexpr long ROW_BYTES = (long)EACH_ * 64;
+  constexpr long ROW_BYTES = (long)K * 64 / UNIT;
   static_assert(SHARE % DEPTH == 0, "the units of a warp divide into rounds");
+  static_assert(K % (UNIT / 4) == 0, "a thread's 16 bytes are there or not");
   float* sums = (float*)shared;  // [2][WARPS][TILES][16]
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
   const int grid = gridDim.x, block = blockIdx.x, all = lines * STEPS, mine = (all - block + grid - 1) / grid;
@@ -34,6 +50,7 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
   uint4 wa[DEPTH][TILES], wb[DEPTH][TILES];
   typename F::Scale sa[DEPTH][TILES], sb[DEPTH][TILES];
 
+  auto there = [&](int u) { return QUARTERS == 0 || u % EACH_ < EACH_ - 1 || t < QUARTERS; };
   int load_step = 0, load_unit = 0;
   auto load = [&](int d) {
     const int u = warp * SHARE + load_unit;
@@ -44,12 +61,17 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
 #pragma unroll
       for (int r = 0; r < TILES; ++r) {
         const Bank& bank = banks[r + (one ? TILES : 0)];
-        const long row = (one ? 0l : (long)expert * bank.rows) + bank.from + step % STEPS * 16 + gid;
+        const long row = row_of(bank, one, expert, step % STEPS * 16 + gid);
         const char* q = (const char*)bank.w + row * ROW_BYTES + u % EACH_ * 64 + t * 16;
-        wa[d][r] = load_stream(q, policy);
-        wb[d][r] = load_stream(q + 8 * ROW_BYTES, policy);
-        sa[d][r] = F::load(bank.scales, bank.biases, row, K, u % EACH_, t);
-        sb[d][r] = F::load(bank.scales, bank.biases, row + 8, K, u % EACH_, t);
+        if (there(u)) {
+          wa[d][r] = load_stream(q, policy);
+          wb[d][r] = load_stream(q + 8 * bank.stride * ROW_BYTES, policy);
+          sa[d][r] = F::load(bank.scales, bank.biases, row, K, u % EACH_, t);
+          sb[d][r] = F::load(bank.scales, bank.biases, row + 8 * bank.stride, K, u % EACH_, t);
+        } else {
+          wa[d][r] = wb[d][r] = make_uint4(0, 0, 0, 0);
+          sa[d][r] = sb[d][r] = {};
+        }
       }
     }
     if (++load_unit == SHARE) load_unit = 0, ++load_step;
@@ -69,7 +91,7 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
 #pragma unroll
       for (int j = 0; j < BLOCKS; ++j) {
         x[j] = make_uint4(0, 0, 0, 0);
-        if (gid == 0 && c < SHARE && u < UNITS)
+        if (gid == 0 && c < SHARE && u < UNITS && there(u))
           x[j] = pairs_of<UNIT>(__ldcg((const uint4*)of(line, u / EACH_) + (u % EACH_ * 4 + t) * BLOCKS + j));
       }
     };
@@ -124,10 +146,6 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
       put(line, own, s, beside);
     }
   }
-}
-
-__device__ __forceinline__ float factor_of(const Bank& bank, bool one, u32 expert, int row) {
-  return bank.factors ? __ldg(bank.factors + (one ? (u32)(bank.from + row) : expert)) : 1.f;
 }
 
 }  // namespace arriero

@@ -8,7 +8,7 @@ from functools import cache
 import mlx.core as mx
 
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Operand
+from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Operand, bits_of
 from arriero.kernels.cuda.source import Kernel
 
 INNER_WARPS, DOWN_WARPS = 4, 8
@@ -30,6 +30,10 @@ class Banks:
     one: tuple[Operand, ...] = ()
     one_down: Operand | None = None
     activation: Activation = "silu"
+    clamp: tuple[float, float] | None = None
+    """In place of the activation: α and the limit L of `g · σ(α g) · (u + 1)` with g ≤ L and u within ± L."""
+    by_turns: bool = False
+    """The rows of gate and up take turns in their one bank."""
 
     @property
     def inner(self) -> int:
@@ -46,7 +50,10 @@ def takes(banks: Banks) -> bool:
     inner, hidden = banks.inner, banks.hidden
     of_one = inner * (2 if len(banks.one) == 1 else 1)
     return (
-        all(operand.format == banks.down.format and operand.bias is None for operand in every)
+        all(operand.format == banks.down.format for operand in every)
+        and all(operand.bias is None for operand in every if not operand.experts)
+        and len({operand.bias is None for operand in banks.gate_up}) == 1
+        and not (banks.by_turns and len(banks.gate_up) > 1)
         and banks.down.columns == inner
         and inner % TILE == 0
         and hidden % TILE == 0
@@ -62,10 +69,14 @@ def _depth(units: int, tiles: int, warps: int) -> int:
     return max(depth for depth in range(1, DEEPEST[tiles] + 1) if share % depth == 0)
 
 
-PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors"}
+PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors", "BIAS": "bias"}
+ALL = tuple(PARTS)
+ONE = ALL[:-1]
 
 
-def _arguments(name: str, operand: Operand | None, parts: str) -> tuple[dict[str, mx.array], dict[str, str]]:
+def _arguments(
+    name: str, operand: Operand | None, parts: tuple[str, ...]
+) -> tuple[dict[str, mx.array], dict[str, str]]:
     """An operand's arrays by the names of arguments, and what stands for each in the body."""
     arrays: dict[str, mx.array] = {}
     defines: dict[str, str] = {}
@@ -85,7 +96,7 @@ def _kernel(
         name=body,
         inputs=inputs,
         outputs=("out",),
-        headers=("numbers", "formats", "product", "mixture"),
+        headers=("numbers", "formats", "product", "clamped", "mixture"),
         body=f"{body}_body",
         threads=32 * warps,
         shared=2 * warps * tiles * 16 * 4,
@@ -97,7 +108,7 @@ def _kernel(
 def multiply(
     gpu: Gpu, banks: Banks, x: mx.array, chosen: mx.array, weights: mx.array, residual: mx.array | None = None
 ) -> mx.array:
-    """`Σ weight · down(activation(gate(x)) · up(x)) (+ residual)` of rows x `[T, hidden]`, bfloat16.
+    """`Σ weight · down(activation(gate(x)) · up(x)) (+ residual)` of rows x `[T, hidden]`, bfloat16, biases included.
 
     `chosen` uint32 and `weights` float32 are `[T, k]`; the number of experts stands for the one. Sums are float32, and
     rounded once.
@@ -106,13 +117,13 @@ def multiply(
     inner, hidden = banks.inner, banks.hidden
     joined, one_joined = len(banks.gate_up) == 1, len(banks.one) == 1
     one = banks.one or (None,)
-    named = {
-        "G": (banks.gate_up[0], "WSBF"),
-        "U": (None if joined else banks.gate_up[1], "WSBF"),
-        "OG": (one[0], "WSBF"),
-        "OU": (None if len(one) == 1 else one[1], "WSBF"),
-        "D": (banks.down, "F"),
-        "OD": (banks.one_down, "F"),
+    named: dict[str, tuple[Operand | None, tuple[str, ...]]] = {
+        "G": (banks.gate_up[0], ALL),
+        "U": (None if joined else banks.gate_up[1], ALL),
+        "OG": (one[0], ONE),
+        "OU": (None if len(one) == 1 else one[1], ONE),
+        "D": (banks.down, ("F",)),
+        "OD": (banks.one_down, ("F",)),
     }
     arrays: dict[str, mx.array] = {"x": x, "chosen": chosen, "weights": weights}
     defines: dict[str, str] = {}
@@ -122,7 +133,7 @@ def multiply(
         defines |= macros
     for half, whole, same in (("U", "G", joined), ("OU", "OG", one_joined)):
         if same:
-            defines |= {f"{half}_{part}": defines[f"{whole}_{part}"] for part in PARTS}
+            defines |= {f"{half}_{part}": defines[f"{whole}_{part}"] for part in (ONE if half == "OU" else ALL)}
     fixed: dict[str, int | bool] = {
         "MODE": banks.down.format.code,
         "GROUP": banks.down.format.group,
@@ -137,25 +148,33 @@ def multiply(
             "K_": hidden,
             "N_": inner,
             "G_ROWS": banks.gate_up[0].rows,
-            "U_FROM": inner if joined else 0,
+            "U_FROM": 1 if banks.by_turns else inner if joined else 0,
+            "STRIDE": 2 if banks.by_turns else 1,
             "OU_FROM": inner if one_joined else 0,
             "ACTIVATION": ACTIVATIONS[banks.activation],
-            "DEPTH": _depth(hidden // unit, 2, INNER_WARPS),
+            "CLAMPED": banks.clamp is not None,
+            "ALPHA_BITS": bits_of(banks.clamp[0] if banks.clamp else 0.0),
+            "LIMIT_BITS": bits_of(banks.clamp[1] if banks.clamp else 0.0),
+            "DEPTH": _depth(-(-hidden // unit), 2, INNER_WARPS),
         },
         blocks=(min(gpu.multiprocessors * INNER_RESIDENT, tokens * per * inner // TILE), 1, 1),
         shapes=[(tokens, per, inner)],
         dtypes=[mx.bfloat16],
     )
+    biased = banks.down.bias is not None
     arrays, defines = {"x": made[0], "chosen": chosen}, {"RESIDUAL": "nullptr" if residual is None else "residual"}
-    for name, operand in (("D", banks.down), ("OD", banks.one_down)):
-        found, macros = _arguments(name, operand, "WSB")
+    defines["WEIGHTS"] = "weights" if biased else "nullptr"
+    for name, operand, parts in (("D", banks.down, ("W", "S", "B", "BIAS")), ("OD", banks.one_down, ("W", "S", "B"))):
+        found, macros = _arguments(name, operand, parts)
         arrays |= found
         defines |= macros
     if residual is not None:
         arrays["residual"] = residual
+    if biased:
+        arrays["weights"] = weights
     summed = _kernel("mixture_down", tuple(arrays), tuple(defines.items()), 1, DOWN_WARPS, DOWN_RESIDENT)(
         list(arrays.values()),
-        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * inner // unit, 1, DOWN_WARPS)},
+        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * -(-inner // unit), 1, DOWN_WARPS)},
         blocks=(min(gpu.multiprocessors * DOWN_RESIDENT, tokens * hidden // TILE), 1, 1),
         shapes=[(tokens, hidden)],
         dtypes=[mx.bfloat16],

@@ -61,6 +61,25 @@ __device__ __forceinline__ uint4 load_stream(const void* p, u64 policy) {
   return v;
 }
 
+// 16 bytes on their way to shared memory, past the level-1 cache and registers. A thread's copies are waited for in
+// groups, in order; other threads see them behind a barrier of theirs.
+__device__ __forceinline__ void copy_stream(void* to, const void* from, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+               ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "l"(policy) : "memory");
+}
+__device__ __forceinline__ void copy_through(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int OPEN>
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory"); }
+// A load that the compiler does not move to where its result is used.
+__device__ __forceinline__ float load_now(const float* p) {
+  float v;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p));
+  return v;
+}
+
 // All blocks of a grid, which stand on the device at once, wait for one another `times` times. `state` counts arrivals and
 // never goes back, so that between launches it is a multiple of grid and times.
 struct Gathering {

@@ -59,13 +59,17 @@ def operand(
     group_size: int,
     global_scale: mx.array | None = None,
     bias: mx.array | None = None,
+    ragged: bool = False,
 ) -> Operand | None:
-    """None for a format, a shape or a type of scales that the kernels don't take."""
+    """None for a format, a shape or a type of scales that the kernels don't take.
+
+    With `ragged` rows may end in quarters of a unit, which only kernels of experts take.
+    """
     found = FORMATS.get((mode, bits, group_size))
     if found is None or w.ndim not in (2, 3) or w.dtype != mx.uint32:
         return None
     rows, columns = w.shape[-2], w.shape[-1] * 32 // bits
-    if rows % TILE or columns % found.unit:
+    if rows % TILE or columns % (found.unit // 4 if ragged else found.unit):
         return None
     if found.affine and (biases is None or scales.dtype != mx.bfloat16 or biases.dtype != mx.bfloat16):
         return None

@@ -40,11 +40,11 @@ def bucket_for(gpu: Gpu, count: int, columns: int) -> int:
     return min(fitting, default=0)
 
 
-def fits(gpu: Gpu, x: mx.array, w: mx.array, top: int, one: mx.array | None) -> bool:
+def fits(gpu: Gpu, x: mx.array, w: mx.array, top: int, one: mx.array | None, bias: mx.array | None = None) -> bool:
     """Whether `route` takes rows x `[T, hidden]` and a router w `[experts, hidden]`."""
     return (
         x.dtype == w.dtype == mx.bfloat16
-        and (one is None or one.dtype == mx.bfloat16)
+        and all(array.dtype == mx.bfloat16 for array in (one, bias) if array is not None)
         and w.shape[0] <= MOST_EXPERTS
         and top <= min(MOST_CHOSEN, w.shape[0])
         and w.shape[1] % 8 == 0
@@ -61,8 +61,8 @@ def _counter() -> mx.array:
 
 
 @cache
-def _kernel(branch: bool, normed: bool, one: bool, shared: int) -> Kernel:
-    given = {"branch": branch, "gain": normed, "more": one}
+def _kernel(branch: bool, normed: bool, one: bool, biased: bool, shared: int) -> Kernel:
+    given = {"branch": branch, "gain": normed, "more": one, "bias": biased}
     return Kernel(
         name="router",
         inputs=("x", "w", "arrived", *(name for name, there in given.items() if there)),
@@ -93,19 +93,22 @@ def route(
     branch: mx.array | None = None,
     norm: Norm | None = None,
     one: mx.array | None = None,
+    bias: mx.array | None = None,
 ) -> Routed:
     """The `top` experts of `norm(x + branch)` by their softmax, the best first, equal ones by their numbers.
+
+    `bias` `[experts]`, bfloat16, is added to the scores before.
 
     With `normalise` the weights of those chosen sum to one. Where there is `one` `[1, hidden]`, the number of experts
     is a last choice, with the sigmoid of its product as weight. Scores are float32.
     """
     count, (experts, columns) = x.shape[0], w.shape
     bucket = bucket_for(gpu, count, columns)
-    extras = [array for array in (branch, None if norm is None else norm[0], one) if array is not None]
+    extras = [array for array in (branch, None if norm is None else norm[0], one, bias) if array is not None]
     every, per = experts + (one is not None), top + (one is not None)
     wide = [(count, columns)] * ((branch is not None) + (norm is not None))
     chosen, weights, _, *rest = _kernel(
-        branch is not None, norm is not None, one is not None, shared_bytes(bucket, columns)
+        branch is not None, norm is not None, one is not None, bias is not None, shared_bytes(bucket, columns)
     )(
         [x, w, _counter(), *extras],
         {

@@ -16,7 +16,10 @@ extern __shared__ char shared_[];
   dense_.normed = (bf16*)NORMED;
   dense_.rows = rows;
   dense_.eps = __int_as_float(EPS_BITS);
-  dense<ALL, K_, ROWS, WIDE_GAIN>(dense_, shared_, [&](int m, int n, float sum) { __stcg(scores + m * ALL + n, sum); });
+  const u16* bias_ = (const u16*)BIAS;
+  dense<ALL, K_, ROWS, WIDE_GAIN>(dense_, shared_, [&](int m, int n, float sum) {
+    __stcg(scores + m * ALL + n, bias_ && n < EXPERTS_ ? sum + number(__ldg(bias_ + n)) : sum);
+  });
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last_ = atomicAdd((u32*)arrived, 1u) == gridDim.x - 1;

@@ -10,12 +10,14 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels import device
+from arriero.kernels.sparse_part import SparsePart
 from arriero.kernels.topk import top_k_values
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
 from arriero.model.layers.expert_rows import through_experts
 from arriero.model.layers.experts import expert_product, load_bank
-from arriero.model.layers.linear import Linear, expect_shape
+from arriero.model.layers.linear import Linear, expect_shape, matrix
+from arriero.model.layers.norm import RMSNorm
 from arriero.model.weight import Quantization, Weight, concatenate_rows
 
 BLOCK = 32
@@ -157,6 +159,17 @@ class SparseMLP:
     def __init__(self, router: Router, experts: ClampedExperts) -> None:
         self.router = router
         self.experts = experts
+        c = experts.config
+        self.part = SparsePart(
+            router.gate.matrix,
+            router.top_k,
+            True,
+            [matrix(bank.weight, bank.bias) for bank in experts.gate_up],
+            matrix(experts.down.weight, experts.down.bias),
+            "silu",
+            clamp=(c.alpha, c.limit),
+            by_turns=experts.by_turns,
+        )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
@@ -166,8 +179,16 @@ class SparseMLP:
         return cls(Router(gate, config.top_k), ClampedExperts.load(checkpoint, prefix, dtype, config))
 
     def __call__(self, x: mx.array) -> mx.array:
-        chosen, weights = self.router(x)
-        return self.experts(x, chosen, weights)
+        few = self.part(x)
+        return self.experts(x, *self.router(x)) if few is None else few
+
+    def after(self, x: mx.array, branch: mx.array, norm: RMSNorm) -> mx.array:
+        """`h + self(norm(h))` with `h = x + branch`."""
+        few = self.part(x, branch, norm.pair)
+        if few is not None:
+            return few
+        x, normed = norm.of_sum(x, branch)
+        return x + self.experts(normed, *self.router(normed))
 
 
 def _blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, int, int]) -> Weight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import mlx.core as mx
 
@@ -10,7 +10,6 @@ from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import GroupedAttention
 from arriero.model.layers.delta_net import GatedDeltaNet
-from arriero.model.layers.experts import SharedSparseMLP, SparseMLP
 from arriero.model.layers.gated_attention import GatedAttention
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
@@ -31,6 +30,13 @@ class FeedForward(Protocol):
     def __call__(self, x: mx.array) -> mx.array: ...
 
 
+@runtime_checkable
+class SparseFeedForward(FeedForward, Protocol):
+    """A mixture of experts, which takes in the sum and the norm before it."""
+
+    def after(self, x: mx.array, branch: mx.array, norm: RMSNorm) -> mx.array: ...
+
+
 class PreNormBlock:
     """`x += mixer(norm(x)); x += feed_forward(norm(x))`.
 
@@ -46,6 +52,7 @@ class PreNormBlock:
             mixer.surround(before)
             self.before = None
         self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None
+        self.sparse = feed_forward if isinstance(feed_forward, SparseFeedForward) else None
 
     @classmethod
     def around(
@@ -84,7 +91,7 @@ class PreNormBlock:
         branch = self.mixer(x if self.before is None else self.before(x), batch, slot)
         if self.gated is not None:
             return self.gated(x, branch)
-        if isinstance(self.feed_forward, SparseMLP | SharedSparseMLP):
-            return self.feed_forward.after(x, branch, self.between)
+        if self.sparse is not None:
+            return self.sparse.after(x, branch, self.between)
         x, normed = self.between.of_sum(x, branch)
         return x + self.feed_forward(normed)
