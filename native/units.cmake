@@ -1,7 +1,8 @@
 # The kernels, free of MLX and Python, and the flags of each instruction set's units. Shared by the module and by the
 # test driver in tests/.
 set(source_dir ${CMAKE_CURRENT_LIST_DIR}/src)
-set(kernel_sources ${source_dir}/pool.cpp ${source_dir}/dispatch.cpp ${source_dir}/pack.cpp ${source_dir}/bandwidth.cpp)
+set(kernel_sources ${source_dir}/pool.cpp ${source_dir}/dispatch.cpp ${source_dir}/pack.cpp ${source_dir}/bandwidth.cpp
+  ${source_dir}/successors.cpp)
 # Without contraction a multiply-add is one rounding only where the source says so, in every instantiation alike.
 set(ARRIERO_OPTIMISE -O3 CACHE STRING "Optimisation of the kernels; sanitizers take forever to compile at -O3")
 set(kernel_flags ${ARRIERO_OPTIMISE} -ffp-contract=off -fno-math-errno -Wno-psabi)

@@ -32,6 +32,18 @@ void relax() {
 #endif
 }
 
+// How far a thread has come with asking for what it reads next.
+struct Asking {
+  Coming what{};
+  size_t at = 0;
+  // Asks for a little, then pauses: requests that find no place in the queue of the first-level cache are dropped.
+  void pause() {
+    for (int line = 0; line < 4 && at < what.bytes; line++, at += 64)
+      for (int i = 0; i < what.n; i++) __builtin_prefetch(what.from[i] + at);
+    relax();
+  }
+};
+
 std::string& problem() {
   static std::string* text = new std::string();
   return *text;
@@ -76,7 +88,7 @@ class Pool {
     stop();
     start(n);
   }
-  void run(int tasks, void (*f)(void*, int), void* ctx) {
+  void run(int tasks, void (*f)(void*, int), void* ctx, const Coming* coming, int known) {
     if (tasks <= 1 || threads() == 1 || inside_ || !busy_.try_lock()) {
       for (int i = 0; i < tasks; i++) f(ctx, i);
       return;
@@ -87,6 +99,12 @@ class Pool {
     for (long long i = 0; i < shares_; i++) {
       share_[i].next.store((int)(tasks * i / shares_), std::memory_order_relaxed);
       share_[i].end = (int)(tasks * (i + 1) / shares_);
+    }
+    news_ = coming != nullptr;
+    if (news_) {
+      own_ = {};
+      if (known > 0) own_.what = coming[0];
+      for (int i = 1; i < threads(); i++) share_[i].coming = i < known ? coming[i] : Coming{};
     }
     state_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_seq_cst);
@@ -100,7 +118,7 @@ class Pool {
     // Only workers that have come in are waited for: one that the system has not scheduled costs nothing.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int it = 0; state_.load(std::memory_order_acquire) != 0;) {
-      relax();
+      own_.pause();
       if (++it > 20000) {
         std::this_thread::yield();
         it = 0;
@@ -145,11 +163,12 @@ class Pool {
   }
   void loop(int own, unsigned seen) {
     inside_ = true;
+    Asking asking;
     for (;;) {
       using clock = std::chrono::steady_clock;
       const auto until = clock::now() + std::chrono::microseconds(spin_.load(std::memory_order_relaxed));
       for (unsigned it = 1; generation_.load(std::memory_order_acquire) == seen; it++) {
-        relax();
+        asking.pause();
         if (it % 64 || clock::now() < until) continue;
         std::unique_lock<std::mutex> lk(m_);
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -162,6 +181,7 @@ class Pool {
       while ((st & kOpen) && !state_.compare_exchange_weak(st, st + 1, std::memory_order_acq_rel)) {
       }
       if (!(st & kOpen)) continue;
+      if (news_) asking = {share_[own].coming};
       work(own);
       state_.fetch_sub(1, std::memory_order_release);
     }
@@ -179,12 +199,15 @@ class Pool {
   struct alignas(64) Share {
     std::atomic<int> next{0};
     int end = 0;
+    alignas(64) Coming coming;
   };
   std::vector<Share> share_;  // one per thread
   int shares_ = 0;            // of this job
   alignas(64) std::atomic<int> sleepers_{0};
   void (*fn_)(void*, int) = nullptr;
   void* ctx_ = nullptr;
+  bool news_ = false;  // whether the job says what to ask for
+  Asking own_;         // of whoever runs a job
 };
 
 thread_local bool Pool::inside_ = false;
@@ -211,7 +234,9 @@ thread_local Scratch scratch_;
 
 }  // namespace
 
-void pool_run(int n, void (*f)(void*, int), void* ctx) { pool().run(n, f, ctx); }
+void pool_run(int n, void (*f)(void*, int), void* ctx, const Coming* coming, int threads) {
+  pool().run(n, f, ctx, coming, threads);
+}
 int pool_threads() { return pool().threads(); }
 void pool_resize(int threads) { pool().resize(threads); }
 void pool_set_spin(int us) { pool().set_spin(us); }

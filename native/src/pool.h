@@ -2,12 +2,22 @@
 // translation unit: units compiled for different instruction sets must not share a function body.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 namespace arriero {
 
+// What a thread will read next, in stretches side by side that are `bytes` long each. While it has nothing else to do it
+// asks memory for them, which would stand still meanwhile. Nothing is read through these pointers.
+constexpr int kStretches = 4;
+struct Coming {
+  const uint8_t* from[kStretches];
+  int n;
+  size_t bytes;
+};
 // f(ctx, task) for each task in [0, n), to each thread its own part of them in order, then one by one what others have
-// not come to; the caller takes part. Nested or concurrent calls run in the calling thread.
-void pool_run(int n, void (*f)(void*, int), void* ctx);
+// not come to; the caller takes part. Nested or concurrent calls run in the calling thread. coming, of `threads` threads:
+// for when the tasks are done; null leaves what was said last.
+void pool_run(int n, void (*f)(void*, int), void* ctx, const Coming* coming = nullptr, int threads = 0);
 int pool_threads();
 void pool_resize(int threads);
 void pool_set_spin(int microseconds);
@@ -21,8 +31,8 @@ void* scratch(Slot slot, size_t bytes);
 
 namespace {
 template <class F>
-[[maybe_unused]] inline void parallel(int n, const F& f) {
-  pool_run(n, [](void* c, int i) { (*static_cast<const F*>(c))(i); }, (void*)&f);
+[[maybe_unused]] inline void parallel(int n, const F& f, const Coming* coming = nullptr, int threads = 0) {
+  pool_run(n, [](void* c, int i) { (*static_cast<const F*>(c))(i); }, (void*)&f, coming, threads);
 }
 }  // namespace
 

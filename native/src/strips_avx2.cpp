@@ -5,6 +5,7 @@
 
 #include "packed.h"
 #include "pool.h"
+#include "successors.h"
 
 namespace arriero {
 namespace {

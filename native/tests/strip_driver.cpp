@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <thread>
 
 #include "../src/bandwidth.h"
 #include "../src/packed.h"
 #include "../src/pool.h"
+#include "../src/successors.h"
 #include "reference.h"
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -187,6 +189,43 @@ void jobs() {
       expect(error(rows.all(), taken, K) < tolerance(xt), "single rows", kind.name);
     }
 }
+// Jobs in turn, as layers are, while the pool changes its size: what waiting threads ask for changes no bits.
+void in_turn() {
+  const int threads = pool_threads();
+  const uint8_t* names[] = {(const uint8_t*)64, (const uint8_t*)128};
+  // Of a thread that ran no products before.
+  std::thread([&] {
+    for (int round = 0; round < 3; round++)
+      for (int i = 0; i < 2; i++) {
+        Coming* begins = beginning_of(names[i], 2);
+        // The first job has none before it; the second is learnt at once, the first when it comes again.
+        expect((begins != nullptr) == (2 * round + i == 1 || 2 * round + i == 2), "learnt once", text({round, i}));
+        if (begins) begins[0].from[0] = names[i];
+        const Coming* next = successor_of(names[i], 2);
+        expect((next != nullptr) == (2 * round + i > 1), "known when it was seen", text({round, i}));
+        expect(!next || next[0].from[0] == names[1 - i], "a successor", text({round, i}));
+        expect(!successor_of(names[i], 3), "for another number of threads", text({round, i}));
+      }
+  }).join();
+  const int K = 1024;
+  std::vector<Strips> weights;
+  for (int N : {640, 70, 1500}) weights.push_back(strips(kinds[3], N, K, BF16));
+  const Buffer x = gaussian(8 * K, BF16);
+  for (int M : {1, 8}) {
+    std::vector<Buffer> first;
+    for (int size : {threads, 3, 1, 2, threads}) {
+      pool_resize(size);
+      for (int round = 0; round < 3; round++)
+        for (size_t i = 0; i < weights.size(); i++) {
+          const int N = weights[i].p.N;
+          Buffer y((size_t)M * N, BF16);
+          run(weights[i].p, x.data(), BF16, M, y.data());
+          if (first.size() == i) first.push_back(std::move(y));
+          else expect(y.same(0, first[i], 0, (size_t)M * N), "jobs in turn", text({M, size, round, (int)i}));
+        }
+    }
+  }
+}
 void non_finite() {
   for (const Kind& kind : kinds)
     for (int xt : {F32, BF16})
@@ -311,6 +350,7 @@ int main(int argc, char** argv) {
   if (what == "hash") return hash(), 0;
   products();
   jobs();
+  in_turn();
   non_finite();
   std::printf("%s: %d checks, %d failures\n", isa_name(), checks, failures);
   return failures > 99 ? 99 : failures;
