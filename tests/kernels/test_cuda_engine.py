@@ -12,6 +12,7 @@ from arriero.model.quantization import Quantization
 from arriero.runner.engine import Engine, Limits
 from arriero.runner.messages import Failed, SamplingOptions, Submit, Tokens
 from arriero.runner.sampling import Sampler
+from tests.helpers import small_models
 from tests.helpers.cuda import gpu
 
 __all__ = ["gpu"]
@@ -53,8 +54,13 @@ PROMPTS = [[5, 9, 2, 40], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 31]]
 NEW = 12
 
 
-@pytest.fixture(params=list(MODELS))
+OTHERS = {"sinks": small_models.gpt_oss}
+
+
+@pytest.fixture(params=[*MODELS, *OTHERS])
 def model(gpu: Gpu, request: pytest.FixtureRequest) -> Any:
+    if request.param in OTHERS:
+        return OTHERS[request.param](CONFIG["vocab_size"])
     return random_model(MODELS[request.param], Quantization("nvfp4", 4, 16))
 
 

@@ -15,7 +15,12 @@ typedef __nv_bfloat16 bf16;
 
 __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
   u32 r;
+#if __CUDA_ARCH__ >= 900
   asm("mul.rn.bf16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+  // Before there was such an instruction: with −0 added, every product keeps its sign.
+  asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
   return r;
 }
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
