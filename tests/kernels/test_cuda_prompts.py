@@ -1,19 +1,16 @@
-"""Attention of prompts on an NVIDIA GPU: shapes that come again, and rows that decode beside them."""
+"""Prompts on an NVIDIA GPU: attention in shapes that come again, and forwards of their own beside decoding rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from arriero.kernels import attention as module
 from arriero.kernels.attention import attention
-from arriero.kernels.attention_part import AttentionPart
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.matrix import Matrix
-from tests.helpers.cuda import Packed, error, exact, executed, packed, rows
+from tests.helpers.cuda import error, exact, executed, rows
 
 __all__ = ["executed"]
 
@@ -67,48 +64,3 @@ def test_queries_and_keys_come_in_few_shapes(
         patch.setattr(module, "planned", lambda q: False)
         plain = attention(q, [k[:, :, :end]], [v[:, :, :end]], **how)
     assert error(ours, exact(plain)) < 5e-3
-
-
-def matrix_of(matrix: Packed) -> Matrix:
-    m = matrix.operand
-    return Matrix(m.w, m.scales, m.biases, m.format.group, m.format.bits, "nvfp4", matrix.global_scale)
-
-
-def test_rows_that_decode_beside_a_prompt_don_t_wait_for_plain_operations(
-    executed: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    qkv, out = (packed(shape, "nvfp4", 4, 16) for shape in [(512, 256), (256, 256)])
-    gain = rows(2, 64) * 0.1 + 1
-    part = AttentionPart(
-        [matrix_of(qkv)],
-        matrix_of(out),
-        4,
-        2,
-        64,
-        0.125,
-        before=(mx.ones((256,), mx.bfloat16), EPS),
-        query_norm=(gain[0], EPS),
-        key_norm=(gain[1], EPS),
-    )
-    lengths, positions, bases = [1, 2, 40], [70, 300, 20], [0, 256, 0]
-    total = sum(lengths)
-    turns = np.random.default_rng(1).uniform(0, 6, (total, 32))
-    angles = mx.array(np.stack([np.cos(turns), np.sin(turns)], -1).astype(np.float32))
-    x = rows(total, 256)
-    how: dict[str, Any] = {"lengths": lengths, "positions": positions, "bases": bases}
-
-    def buffers() -> list[mx.array]:
-        made = [
-            mx.random.normal((1, 2, 256, 64), key=mx.random.key(i)).astype(mx.bfloat16) for i in range(2 * len(lengths))
-        ]
-        mx.eval(made)
-        return made
-
-    seen = shapes_of(monkeypatch)
-    ours, filled = part(x, angles, buffers(), **how, memo={})
-    assert len(seen) == 1
-    plain, kept = part.graph(x, angles, buffers(), **how, memo={})
-    # Both round to bfloat16 at other places, six times on the way.
-    assert error(ours, exact(plain)) < 2e-2
-    for a, b in zip(filled, kept, strict=True):
-        assert error(a, exact(b)) < 5e-3

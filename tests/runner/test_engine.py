@@ -146,6 +146,19 @@ def test_short_prompts_share_a_forward_with_each_other_and_with_decoding_rows(mo
     run(engine)
 
 
+def test_on_a_gpu_prompts_have_forwards_of_their_own_beside_rows_that_decode(model, monkeypatch):
+    monkeypatch.setattr("arriero.runner.decode.cuda", object)
+    engine = make_engine(model, prefill_chunk=40)
+    engine.submit(submit("a", [1, 2], 9))
+    engine.step()
+    engine.submit(submit("b", range(5), 3))
+    engine.step()
+    assert model.spans[-2:] == [[(1, 1)], [(0, 4)]]
+    replies = run(engine)
+    assert replies["a"].tokens == plain_loop(model, [1, 2], 9)
+    assert replies["b"].tokens == plain_loop(model, list(range(5)), 3)
+
+
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(model):
     engine = make_engine(model, prefill_chunk=8)
     engine.submit(submit("long", [5] * 200, 1))

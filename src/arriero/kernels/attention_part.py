@@ -75,12 +75,8 @@ class AttentionPart:
             return y, buffers
         where: dict[str, Any] = {"lengths": lengths, "positions": positions, "bases": bases, "memo": memo}
         gpu = device.cuda()
-        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16:
-            if self.takes_on_cuda(lengths, buffers, angles):
-                return self._cuda(gpu, x, angles, buffers, **where)
-            few = next((i for i, length in enumerate(lengths) if length > cuda.LONGEST), 0)
-            if few and self.takes_on_cuda(lengths[:few], buffers[: 2 * few], angles):
-                return self._beside_prompts(gpu, few, x, angles, buffers, **where)
+        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self.takes_on_cuda(lengths, buffers, angles):
+            return self._cuda(gpu, x, angles, buffers, **where)
         if cuda.REPLAYED in memo:
             raise NotReplayable("attention of plain operations has its positions in its shapes")
         return self.graph(x, angles, buffers, **where)
@@ -168,46 +164,6 @@ class AttentionPart:
         )
         y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
         return y if self.after is None else rms_norm(y, *self.after), filled
-
-    def _beside_prompts(
-        self,
-        gpu: Gpu,
-        few: int,
-        x: mx.array,
-        angles: mx.array | None,
-        buffers: Sequence[mx.array],
-        *,
-        lengths: Sequence[int],
-        positions: Sequence[int],
-        bases: Sequence[int],
-        memo: dict[Any, Any],
-    ) -> tuple[mx.array, list[mx.array]]:
-        """The same where only the first `few` spans have few tokens: one launch for them, plain MLX for the others."""
-        normed = x if self.before is None else rms_norm(x, *self.before)
-        parts = [matrix(normed) for matrix in self.qkv]
-        qkv = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-        count = sum(lengths[:few])
-        first, filled = self.attend_on_cuda(
-            gpu,
-            qkv[:count],
-            angles,
-            buffers[: 2 * few],
-            lengths=lengths[:few],
-            positions=positions[:few],
-            bases=bases[:few],
-            memo=memo,
-        )
-        others, more = self._attended(
-            divided([qkv[count:]], self._widths),
-            None if angles is None else angles[count:],
-            buffers[2 * few :],
-            lengths=lengths[few:],
-            positions=positions[few:],
-            bases=bases[few:],
-            memo=memo,
-        )
-        y = self.out(mx.concatenate([first, others]))
-        return y if self.after is None else rms_norm(y, *self.after), [*filled, *more]
 
     def graph(
         self,

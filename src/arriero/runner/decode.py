@@ -14,7 +14,8 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from arriero.model.contract import Batch, Cache, Model, Span
+from arriero.kernels.device import cuda
+from arriero.model.contract import Batch, Cache, Hidden, Model, Span
 from arriero.runner.caches.linear import LinearCache
 from arriero.runner.messages import SamplingOptions, TokenLogprob
 from arriero.runner.prefill import Chunk
@@ -102,36 +103,27 @@ class Pipeline:
         Rows that took part in the latest flight come first; of the others the host knows the next token.
         `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
         """
-        spans = [Span(i, 1, row.position, row.caches, row.layout) for i, row in enumerate(rows)]
-        at = len(rows)
-        for chunk in chunks:
-            spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches, chunk.row.layout))
-            at += chunk.length
         if self.speculator is not None:
             self.speculator.before(rows)
-        batch = self._batch(rows, chunks, spans)
-        batch.taps = () if self.speculator is None else self.speculator.taps
-        owners = [*rows, *(chunk.row for chunk in chunks)]
-        batch.features = [
-            feature
-            for row, span in zip(owners, spans, strict=True)
-            if row.images is not None
-            for feature in row.images.features(span.position, span.length, span.start)
-        ]
-        result = self.model.forward(batch)
+        apart = bool(rows and chunks) and self._apart
+        result = self._forward(rows, [] if apart else chunks)
         hidden = result.final
 
         sampled = None
         outputs: list[mx.array] = []
         logits = None
         if rows:
-            logits = self.model.logits(hidden if len(rows) == at else hidden[: len(rows)])
+            logits = self.model.logits(hidden if len(rows) == hidden.shape[0] else hidden[: len(rows)])
             if any(row.constraint is not None for row in rows):
                 outputs.append(logits)
             else:
                 sampled, logits = self.sampler.sample([row.id for row in rows], logits), None
                 outputs += sampled.arrays()
-        if self.speculator is not None:
+        if apart:
+            # On its way before the host turns to the prompts.
+            mx.async_eval(*outputs)  # type: ignore[no-untyped-call]
+            self._forward([], chunks)
+        elif self.speculator is not None:
             outputs += self.speculator.follow(rows, chunks, result)
         settled = [cache for chunk in chunks for cache in chunk.row.held if cache is not None]
         if settle:
@@ -173,6 +165,32 @@ class Pipeline:
                 row.slot = slot
         flight.sampled = self.sampler.sample([row.id for row in rows], logits, allowed)
         mx.async_eval(*flight.sampled.arrays())  # type: ignore[no-untyped-call]
+
+    @property
+    def _apart(self) -> bool:
+        """Whether prompts have a forward of their own beside the decoding rows': where steps are replayed.
+
+        A draft wants the states of all together.
+        """
+        return cuda() is not None and (self.speculator is None or self.speculator.draft is None)
+
+    def _forward(self, rows: list[Row], chunks: list[Chunk]) -> Hidden:
+        """One token of each of `rows`, then the chunks."""
+        spans = [Span(i, 1, row.position, row.caches, row.layout) for i, row in enumerate(rows)]
+        at = len(rows)
+        for chunk in chunks:
+            spans.append(Span(at, chunk.length, chunk.start, chunk.row.caches, chunk.row.layout))
+            at += chunk.length
+        batch = self._batch(rows, chunks, spans)
+        batch.taps = () if self.speculator is None else self.speculator.taps
+        owners = [*rows, *(chunk.row for chunk in chunks)]
+        batch.features = [
+            feature
+            for row, span in zip(owners, spans, strict=True)
+            if row.images is not None
+            for feature in row.images.features(span.position, span.length, span.start)
+        ]
+        return self.model.forward(batch)
 
     def _batch(self, rows: list[Row], chunks: list[Chunk], spans: list[Span]) -> Batch:
         """The packed tokens `[T]`: the latest samples, then tokens that the host knows, then the chunks."""

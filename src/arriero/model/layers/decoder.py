@@ -138,7 +138,7 @@ class Decoder:
     def _by_layers(self, batch: Batch) -> Hidden:
         """The forward, one operation after another; layers up to the next tap are one where they can be."""
         x = self.inputs(batch)
-        pace = Pace(batch)
+        pace = Pace(batch, len(self.layers))
         taps: dict[int, mx.array] = {}
         ends = sorted({*(index + 1 for index in batch.taps), len(self.layers)})
         for start, end in pairwise([0, *ends]):

@@ -21,13 +21,15 @@ TOGETHER = 2
 class Pace:
     """The groups of one forward."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, layers: int) -> None:
         self._counts = batch.tokens.shape[0] > FEW and cuda.REPLAYED not in batch.memo and device.cuda() is not None
+        self._last = layers - 1
         self._before: mx.array | None = None
 
     def passed(self, index: int, x: mx.array) -> None:
         """Layer `index` gives x."""
-        if not self._counts or (index + 1) % TOGETHER:
+        # Of a prompt's last layer only keys and values are wanted, but for its last token's sake.
+        if not self._counts or (index + 1) % TOGETHER or index == self._last:
             return
         mx.async_eval(x)  # type: ignore[no-untyped-call]
         if self._before is not None:
