@@ -193,7 +193,7 @@ class Replay:
         lengths = [span.length for span in batch.spans]
         buffers = [_held(of_slot, lengths) for of_slot in caches]
         form = tuple(lengths), tuple(batch.taps), tuple(map(_layout, caches, buffers))
-        seen = self._forms.get(form)
+        seen = self._forms.get(form) or self._grown(form, [_linear(of_slot) for of_slot in caches])
         if seen is None:
             return self._first(form, batch)
         self._forms.move_to_end(form)
@@ -249,9 +249,32 @@ class Replay:
         self._forms[form] = _Seen(
             [key[1] for key in keys if key[0] == "rope"], [key[1:] for key in keys if key[0] == cuda.GROUPS]
         )
+        self._forget()
+        return made
+
+    def _grown(self, form: Form, linear: Sequence[bool]) -> _Seen | None:
+        """What is known of a new form by another of the same tokens, whose buffers began and ended elsewhere."""
+        lengths, taps, layouts = form
+        for (of_lengths, of_taps, others), seen in reversed(self._forms.items()):
+            if (of_lengths, of_taps, len(others)) != (lengths, taps, len(layouts)):
+                continue
+            moved: dict[Any, Any] = {}
+            # Slots that shared a table must do so still, and states stop where they did.
+            alike = all(
+                moved.setdefault(_edges(before), _edges(after)) == _edges(after) if buffers else before == after
+                for before, after, buffers in zip(others, layouts, linear, strict=True)
+            )
+            tables = [(key[0], *moved[key[1:]]) for key in seen.tables if key[1:] in moved]
+            if alike and len(tables) == len(seen.tables):
+                found = self._forms[form] = _Seen(seen.ropes, list(dict.fromkeys(tables)))
+                self._forget()
+                return found
+        return None
+
+    def _forget(self) -> None:
+        """Drop what was used longest ago."""
         if len(self._forms) > FORMS:
             self._forms.popitem(last=False)
-        return made
 
     def _places(self, form: Form, batch: Batch, seen: _Seen) -> list[mx.array]:
         """Positions and tables: those that the step before left on the device, or new ones from the host."""
@@ -342,6 +365,11 @@ def _layout(of_slot: Sequence[Replayed], held: Sequence[Held]) -> tuple[Any, ...
     if _linear(of_slot):
         return tuple(cache.layout for cache in of_slot)
     return tuple(where for _, _, where in held)
+
+
+def _edges(layout: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bases and capacities of the rows' buffers of one slot, as tables are known by."""
+    return tuple(base for base, _ in layout), tuple(capacity for _, capacity in layout)
 
 
 def _slot(first: mx.array, second: mx.array, where: int | tuple[int, ...]) -> _Slot | _StateSlot:

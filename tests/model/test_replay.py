@@ -1,0 +1,48 @@
+"""Decode steps that are recorded on an NVIDIA GPU: what is known of one size of buffers is known of the next."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from arriero.bench.gpu_models import Quantization, random_model
+from arriero.model.contract import Batch, Hidden, Span
+from arriero.runner.caches import linear
+from tests.helpers.cuda import emulate
+from tests.helpers.small_shapes import small
+
+BEFORE = 62
+"""Positions before the steps, whose buffers are full two steps later."""
+
+
+def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
+    monkeypatch.setattr(linear, "growth", lambda: (64, 0))
+    model = random_model(small("Qwen3-8B", hidden_size=128, head_dim=64), Quantization("nvfp4", 4, 16))
+    replay = model._replay  # type: ignore[attr-defined]
+    built: list[int] = []
+    by_layers = replay._first
+
+    def first(form: object, batch: Batch) -> Hidden:
+        built.append(batch.spans[0].position)
+        made: Hidden = by_layers(form, batch)
+        return made
+
+    monkeypatch.setattr(replay, "_first", first)
+
+    def written() -> list[np.ndarray]:
+        caches, steps = model.new_caches(), []
+        prompt = mx.arange(BEFORE, dtype=mx.int32)
+        model.forward(Batch(prompt, [Span(0, BEFORE, 0, caches)]))
+        for position in range(BEFORE, BEFORE + 5):
+            final = model.forward(Batch(mx.array([position], mx.int32), [Span(0, 1, position, caches)])).final
+            steps.append(np.array(final.astype(mx.float32)))
+        return steps
+
+    replayed = written()
+    assert built == [BEFORE]
+    assert len(replay._forms) == 2
+    replay._refused = True
+    for ours, plain in zip(replayed, written(), strict=True):
+        assert np.array_equal(ours, plain)
