@@ -35,16 +35,52 @@ static inline V bits_to_float(I v) {
   std::memcpy(&f, &v, sizeof f);
   return f;
 }
-static inline I float_to_ints(V v) {  // whole numbers
+static inline I nearest(V v) {  // ties to even
 #if defined(__AVX512F__)
   return (I)_mm512_cvtps_epi32(v);
 #elif defined(__AVX2__)
   return (I)_mm256_cvtps_epi32(v);
 #else
   typedef float Floats __attribute__((vector_size(4 * L)));
+  const V whole = round_even(v);
   Floats t;
-  std::memcpy(&t, &v, sizeof t);
+  std::memcpy(&t, &whole, sizeof t);
   return __builtin_convertvector(t, I);
+#endif
+}
+// The bits of the lanes' magnitudes: as integers in the magnitudes' order, above them what is infinite or no number.
+static inline I magnitudes(V v) {
+  I bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return bits & 0x7fffffff;
+}
+static inline I larger(I a, I b) {
+#if defined(__AVX512F__)
+  return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+static inline int32_t largest_of(I v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t t[L];
+  std::memcpy(t, &v, sizeof t);
+  for (int i = 1; i < L; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+  return t[0];
+#endif
+}
+static inline int32_t whole_sum(I v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t t[L], a = 0;
+  std::memcpy(t, &v, sizeof t);
+  for (int i = 0; i < L; i++) a += t[i];
+  return a;
 #endif
 }
 // Products are added one by one: g++ would gather a group's first, add them as a tree, and run out of registers.
