@@ -45,7 +45,7 @@ def test_every_source_of_a_kernel_is_in_the_package() -> None:
         ple.KERNEL,
         *(streams.norm_kernel(256, True, True), streams.low_kernel(), streams.mix_kernel(True, True)),
         streams.gate_kernel(),
-        *(grouped.tiles_kernel(), grouped.kernel(True, True, 128)),
+        *(grouped.tiles_kernel(), grouped.kernel(("x",), ()), grouped.SUM),
     ]
     for kernel in kernels:
         assert all(source.text(name) for name in (*kernel.headers, kernel.body))

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from arriero.kernels import device
-from arriero.kernels.activation import Activation
 from arriero.kernels.cuda import mixture, router
 from arriero.kernels.cuda.product import FEW, Norm
+from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.matrix import Matrix
 
 
 @dataclass(eq=False, slots=True)
 class SparsePart:
-    """`h + Σ weight · down(activation(gate(n)) · up(n))` with `h = x + branch` and `n = norm(h)`, biases included.
+    """`h + Σ weight · expert(n)` with `h = x + branch` and `n = norm(h)`.
 
-    The sum is over the `top` experts of a token by the softmax of `router`'s scores, and over the network that every
-    token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product. Banks hold
-    the matrices of all experts, their biases being `[experts, out]`; gate's rows come before up's in one bank, or take
-    turns with them, or each has its own. `clamp` as `mixture.Banks` has it.
+    The sum is over the `top` of the `experts` of a token by the softmax of `router`'s scores, and over the network that
+    every token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product.
     """
 
     router: Matrix
     top: int
     normalise: bool
-    gate_up: Sequence[Matrix]
-    down: Matrix
-    activation: Activation
+    experts: ExpertPart | None
+    """None: what every token takes has another activation, and no kernel does that."""
     one_gate: Matrix | None = None
     one_gate_up: Sequence[Matrix] = ()
     one_down: Matrix | None = None
-    clamp: tuple[float, float] | None = None
-    by_turns: bool = False
     _banks: mixture.Banks | None = None
     _asked: bool = False
 
@@ -68,22 +63,13 @@ class SparsePart:
         """The banks as the kernels take them, looked for once; None for formats or shapes that they don't."""
         if not self._asked:
             self._asked = True
-            first, one = ([matrix.operand(ragged=True) for matrix in of] for of in (self.gate_up, self.one_gate_up))
-            down = self.down.operand(ragged=True)
-            one_down = None if self.one_down is None else self.one_down.operand(ragged=True)
-            # One number stands for the scale of all of its rows.
-            scale = None if self.one_down is None else self.one_down.global_scale
-            single = scale is None or scale.size == 1
-            known = [operand for operand in (*first, *one) if operand is not None]
-            if first and down is not None and len(known) == len(first) + len(one) and single:
-                banks = mixture.Banks(
-                    tuple(known[: len(first)]),
-                    down,
-                    tuple(known[len(first) :]),
-                    one_down,
-                    self.activation,
-                    self.clamp,
-                    self.by_turns,
-                )
-                self._banks = banks if mixture.takes(banks) else None
+            self._banks = None if self.experts is None else self.experts.banks
+            if self._banks is not None and self.one_down is not None:
+                found = [matrix.operand(ragged=True) for matrix in self.one_gate_up]
+                one = tuple(operand for operand in found if operand is not None)
+                # One number stands for the scale of all of its rows.
+                scale = self.one_down.global_scale
+                whole = len(one) == len(found) and (scale is None or scale.size == 1)
+                banks = replace(self._banks, one=one, one_down=self.one_down.operand(ragged=True))
+                self._banks = banks if whole and banks.one_down is not None and mixture.takes(banks) else None
         return self._banks

@@ -1,6 +1,7 @@
-// Products of many rows with matrices of their own out of a bank in NVFP4: rows are sorted by expert, and a block of four
+// Products of many rows with packed matrices of their own out of a bank: rows are sorted by expert, and a block of four
 // warps takes up to 64 rows of one expert and 32 columns a warp. Weights are decoded in registers, each once a block;
-// rows lie in shared memory, the next 128 numbers of each on their way while these are multiplied.
+// rows lie in shared memory, the next 128 numbers of each on their way while these are multiplied. Where rows end before
+// 128 numbers do, zeros stand for the others, 32 weights of a lane and 8 numbers of x at a time.
 namespace arriero {
 
 // One block's rows.
@@ -26,28 +27,65 @@ __device__ __forceinline__ void end_copies() {
 #endif
 }
 
-// 32 weights of one row, which a lane decodes: 16 bytes and two scales.
+// 32 weights of one row, which a lane decodes.
+template <class F>
 struct Piece {
-  uint4 codes;
-  u32 scales;
+  uint4 codes[STEP / F::UNIT];
+  typename F::Scale scale;
 };
 
-__device__ __forceinline__ Piece piece_of(const u8* codes, const u8* scales, size_t row, int K, int step, int t) {
-  Piece p;
-  p.codes = __ldg((const uint4*)(codes + row * (K / 2) + step * (STEP / 2) + t * 16));
-  p.scales = __ldg((const u16*)(scales + row * (K / 16) + step * (STEP / 16) + t * 2));
-  return p;
+// A bank of matrices [COLUMNS, K]; what may be missing is null. Of an expert's rows count those from `from` on, every
+// `stride`-th.
+struct Matrices {
+  const u8* w;
+  const void* scales;
+  const void* biases;
+  const float* factors;
+  const void* bias;
+  int from, stride;
+};
+
+template <class F, int K>
+__device__ __forceinline__ void load_piece(Piece<F>& p, const Matrices& m, size_t row, int step, int t) {
+  constexpr int PIECES = STEP / F::UNIT;
+  if (K % STEP && step * STEP + t * 32 >= K) {
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) p.codes[i] = make_uint4(0, 0, 0, 0);
+    p.scale = {};
+    return;
+  }
+  const uint4* from = (const uint4*)(m.w + row * ((size_t)K * 64 / F::UNIT) + step * (STEP * 64 / F::UNIT)) + t * PIECES;
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i) p.codes[i] = __ldg(from + i);
+  p.scale = PIECES == 1 ? F::load(m.scales, m.biases, row, K, step, t)
+                        : F::load(m.scales, m.biases, row, K, 2 * step + (t >> 1), (t & 1) * 2);
 }
 
-// GATED: the columns of a warp are 16 of gate and the same of up, and silu(gate) · up is what comes out.
+// The weights 8 · block to 8 · block + 7 of a piece, in their order.
+template <class F>
+__device__ __forceinline__ void decode_block(const Piece<F>& p, const typename F::Factor& factor, int block, u32* to) {
+  u32 d[4];
+  if (F::UNIT == STEP) {
+    F::decode((const u32*)p.codes, block, factor, d);
+    to[0] = permute(d[0], d[1], 0x5410), to[1] = permute(d[2], d[3], 0x5410);
+    to[2] = permute(d[0], d[1], 0x7632), to[3] = permute(d[2], d[3], 0x7632);
+  } else {
+    F::decode((const u32*)&p.codes[block / 2 % (STEP / F::UNIT)], block & 1, factor, d);
+    to[0] = permute(d[0], d[1], 0x5410), to[1] = permute(d[0], d[1], 0x7632);
+    to[2] = permute(d[2], d[3], 0x5410), to[3] = permute(d[2], d[3], 0x7632);
+  }
+}
+
+// GATED: the columns of a warp are 16 of gate and the same of up, and gated(gate, up) is what comes out.
 // SPREAD: row i is row order[i] / SPREAD of x and comes out at i; else it is row i of x and comes out at order[i].
-template <int K, int COLUMNS, bool GATED, int SPREAD>
-__device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, const u8* w, const u8* scales, const u8* up,
-                                      const u8* up_scales, float factor, float up_factor, bf16* out, char* shared) {
-  typedef Format<NVFP4, 16> F;
-  constexpr int STEPS = K / STEP, WIDE = GATED ? 64 : 128;
+template <int MODE, int GROUP, int K, int COLUMNS, int COLUMNS_OUT, bool GATED, int SPREAD, class Gated>
+__device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, const Matrices& first, const Matrices& second,
+                                      bf16* out, char* shared, const Gated& gated) {
+  typedef Format<MODE, GROUP> F;
+  constexpr int STEPS = (K + STEP - 1) / STEP, WIDE = GATED ? 64 : 128;
+  static_assert(K % 32 == 0 && COLUMNS_OUT % (WIDE / 4) == 0, "lanes and warps have all of their work or none");
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
-  const int column = blockIdx.x * WIDE + warp * (WIDE / 4);
+  const int wanted = blockIdx.x * WIDE + warp * (WIDE / 4), column = min(wanted, COLUMNS_OUT - WIDE / 4);
   // A thread copies the same 16 bytes of every eighth row; numbers that a lane multiplies together lie together.
   const int unit = tid & 15, place = ((unit & 3) >> 1) * 8 + (unit >> 2) * 2 + (unit & 1);
   const bf16* from[MOST_ROWS / 8];
@@ -58,16 +96,22 @@ __device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, 
   }
   auto bring = [&](int step) {
     char* to = shared + (step & 1) * MOST_ROWS * ROW_BYTES + (tid >> 4) * ROW_BYTES + place * 16;
+    const bool there = K % STEP == 0 || step * STEP + unit * 8 < K;
 #pragma unroll
-    for (int j = 0; j < MOST_ROWS / 8; ++j) begin_copy(to + 8 * j * ROW_BYTES, from[j] + step * STEP);
+    for (int j = 0; j < MOST_ROWS / 8; ++j) {
+      if (there) begin_copy(to + 8 * j * ROW_BYTES, from[j] + step * STEP);
+      else *(uint4*)(to + 8 * j * ROW_BYTES) = make_uint4(0, 0, 0, 0);
+    }
   };
-  Piece now[4], next[4];
-  auto load = [&](int step, Piece* to) {
+  auto row_of = [&](const Matrices& m, int of_out) {
+    return (size_t)of.expert * COLUMNS + m.from + (size_t)of_out * m.stride;
+  };
+  Piece<F> now[4], next[4];
+  auto load = [&](int step, Piece<F>* to) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const bool second = GATED && n > 1;
-      const size_t row = (size_t)of.expert * COLUMNS + column + (GATED ? n & 1 : n) * 8 + gid;
-      to[n] = piece_of(second ? up : w, second ? up_scales : scales, row, K, step, t);
+      const Matrices& m = GATED && n > 1 ? second : first;
+      load_piece<F, K>(to[n], m, row_of(m, column + (GATED ? n & 1 : n) * 8 + gid), step, t);
     }
   };
   float c[4][4][4];
@@ -90,15 +134,9 @@ __device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, 
       u32 b[4][8];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const u32 scale = F::widen(now[n].scales >> (8 * part));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          u32 p[4];
-          const u32 code = part ? (half ? now[n].codes.w : now[n].codes.z) : (half ? now[n].codes.y : now[n].codes.x);
-          e2m1(code, scale, p);
-          b[n][4 * half] = permute(p[0], p[1], 0x5410), b[n][4 * half + 1] = permute(p[2], p[3], 0x5410);
-          b[n][4 * half + 2] = permute(p[0], p[1], 0x7632), b[n][4 * half + 3] = permute(p[2], p[3], 0x7632);
-        }
+        const typename F::Factor factor = F::factor(now[n].scale);
+        decode_block<F>(now[n], factor, 2 * part, b[n]);
+        decode_block<F>(now[n], factor, 2 * part + 1, b[n] + 4);
       }
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -118,7 +156,19 @@ __device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, 
 #pragma unroll
     for (int n = 0; n < 4; ++n) now[n] = next[n];
   }
-  const float one = F::undo() * factor, two = F::undo() * up_factor;
+  if (wanted >= COLUMNS_OUT) return;
+  const float one = F::undo() * (first.factors ? __ldg(first.factors + of.expert) : 1.f);
+  const float two = F::undo() * (second.factors ? __ldg(second.factors + of.expert) : 1.f);
+  float added[GATED ? 2 : 4][2][GATED ? 2 : 1];
+#pragma unroll
+  for (int n = 0; n < (GATED ? 2 : 4); ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int k = 0; k < (GATED ? 2 : 1); ++k) {
+        const Matrices& m = k ? second : first;
+        added[n][e][k] = m.bias ? number(__ldg((const u16*)m.bias + row_of(m, column + 8 * n + 2 * t + e))) : 0.f;
+      }
 #pragma unroll
   for (int m = 0; m < 4; ++m)
 #pragma unroll
@@ -129,12 +179,13 @@ __device__ __forceinline__ void group(const bf16* x, const u32* order, Rows of, 
       bf16* to = out + (size_t)(SPREAD ? slot : order[slot]) * (size_t)COLUMNS_OUT + column + 2 * t;
 #pragma unroll
       for (int n = 0; n < (GATED ? 2 : 4); ++n) {
-        u32 v = pair(c[m][n][2 * half] * one, c[m][n][2 * half + 1] * one);
-        if (GATED) {
-          const u32 u = pair(c[m][n + 2][2 * half] * two, c[m][n + 2][2 * half + 1] * two);
-          v = pair(low(v) / (1.f + __expf(-low(v))) * low(u), high(v) / (1.f + __expf(-high(v))) * high(u));
+        float v[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          v[e] = c[m][n][2 * half + e] * one + added[n][e][0];
+          if (GATED) v[e] = gated(v[e], c[m][GATED ? n + 2 : n][2 * half + e] * two + added[n][e][GATED ? 1 : 0]);
         }
-        *(u32*)(to + 8 * n) = v;
+        *(u32*)(to + 8 * n) = pair(v[0], v[1]);
       }
     }
 }

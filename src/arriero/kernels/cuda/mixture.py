@@ -70,13 +70,12 @@ def _depth(units: int, tiles: int, warps: int) -> int:
 
 
 PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors", "BIAS": "bias"}
+"""What operands are made of, by what their arguments' names end in."""
 ALL = tuple(PARTS)
 ONE = ALL[:-1]
 
 
-def _arguments(
-    name: str, operand: Operand | None, parts: tuple[str, ...]
-) -> tuple[dict[str, mx.array], dict[str, str]]:
+def arguments(name: str, operand: Operand | None, parts: tuple[str, ...]) -> tuple[dict[str, mx.array], dict[str, str]]:
     """An operand's arrays by the names of arguments, and what stands for each in the body."""
     arrays: dict[str, mx.array] = {}
     defines: dict[str, str] = {}
@@ -128,7 +127,7 @@ def multiply(
     arrays: dict[str, mx.array] = {"x": x, "chosen": chosen, "weights": weights}
     defines: dict[str, str] = {}
     for name, (operand, parts) in named.items():
-        found, macros = _arguments(name, operand, parts)
+        found, macros = arguments(name, operand, parts)
         arrays |= found
         defines |= macros
     for half, whole, same in (("U", "G", joined), ("OU", "OG", one_joined)):
@@ -165,7 +164,7 @@ def multiply(
     arrays, defines = {"x": made[0], "chosen": chosen}, {"RESIDUAL": "nullptr" if residual is None else "residual"}
     defines["WEIGHTS"] = "weights" if biased else "nullptr"
     for name, operand, parts in (("D", banks.down, ("W", "S", "B", "BIAS")), ("OD", banks.one_down, ("W", "S", "B"))):
-        found, macros = _arguments(name, operand, parts)
+        found, macros = arguments(name, operand, parts)
         arrays |= found
         defines |= macros
     if residual is not None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels import device
+from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.sparse_part import SparsePart
 from arriero.kernels.topk import top_k_values
 from arriero.model.checkpoint import Checkpoint
@@ -100,6 +101,13 @@ class ClampedExperts:
         self.gate_up = list(gate_up)
         self.down = down
         self.by_turns = by_turns
+        self.part = ExpertPart(
+            [matrix(bank.weight, bank.bias) for bank in gate_up],
+            matrix(down.weight, down.bias),
+            "silu",
+            (config.alpha, config.limit),
+            by_turns,
+        )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:
@@ -140,7 +148,8 @@ class ClampedExperts:
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
-        return through_experts(x, chosen, weights, self._run)
+        fused = self.part(x, chosen, weights)
+        return through_experts(x, chosen, weights, self._run) if fused is None else fused
 
     def _run(self, x: mx.array, experts: mx.array, *, ascending: bool) -> mx.array:
         c = self.config
@@ -159,17 +168,7 @@ class SparseMLP:
     def __init__(self, router: Router, experts: ClampedExperts) -> None:
         self.router = router
         self.experts = experts
-        c = experts.config
-        self.part = SparsePart(
-            router.gate.matrix,
-            router.top_k,
-            True,
-            [matrix(bank.weight, bank.bias) for bank in experts.gate_up],
-            matrix(experts.down.weight, experts.down.bias),
-            "silu",
-            clamp=(c.alpha, c.limit),
-            by_turns=experts.by_turns,
-        )
+        self.part = SparsePart(router.gate.matrix, router.top_k, True, experts.part)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:

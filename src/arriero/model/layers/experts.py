@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
-from arriero.kernels.cuda import grouped as many
-from arriero.kernels.device import cuda, native
+from arriero.kernels.device import native
+from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.gather_matmul import (
     gather_gated,
     gather_matmul,
@@ -133,6 +133,7 @@ class Experts:
         for bank in (*self.gate_up, down):
             bank.packed()
         self.activation: Activation = activation
+        self.part = ExpertPart([matrix(bank) for bank in self.gate_up], matrix(down), activation)
 
     @classmethod
     def load(
@@ -166,6 +167,9 @@ class Experts:
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """x `[T, hidden]`, experts `[T, k]` and weights float32 `[T, k]`, to `[T, hidden]` in x's dtype."""
+        fused = self.part(x, chosen, weights)
+        if fused is not None:
+            return fused
         tokens, top_k = chosen.shape
         if tokens < SORT_FROM:
             inner = self._inner(x, chosen)
@@ -174,8 +178,6 @@ class Experts:
                 inner = gated(self.activation, gate, up)
             inner = inner.reshape(tokens * top_k, -1)
             y = expert_product(inner, self.down, chosen.reshape(-1))
-        elif (grouped := self._grouped(x, chosen)) is not None:
-            y = grouped
         else:
             flat = chosen.reshape(-1)
             order = mx.argsort(flat)
@@ -185,17 +187,6 @@ class Experts:
             y = y[mx.argsort(order)]
         y = y.reshape(tokens, top_k, -1)
         return (weights.astype(y.dtype)[:, None, :] @ y).squeeze(1)
-
-    def _grouped(self, x: mx.array, chosen: mx.array) -> mx.array | None:
-        """All experts' results `[T, k, hidden]` of a prompt's rows, in two launches; None where no kernel does that."""
-        if cuda() is None or self.activation != "silu":
-            return None
-        gate_up = [matrix(bank).operand() for bank in self.gate_up]
-        down = matrix(self.down).operand()
-        present = [bank for bank in gate_up if bank is not None]
-        if down is None or len(present) < len(gate_up) or not many.takes(x, present, down, chosen.shape[1]):
-            return None
-        return many.multiply(x, chosen, present, down)
 
     def _inner(self, x: mx.array, chosen: mx.array) -> mx.array | None:
         """What the down matrices take, `[T, k, intermediate]`, in one launch; None where no kernel does that."""
@@ -276,9 +267,7 @@ def sparse_part(
         router.gate.matrix,
         router.top_k,
         router.normalise,
-        [matrix(bank) for bank in experts.gate_up] if alike else [],
-        matrix(experts.down),
-        experts.activation,
+        experts.part if alike else None,
         one_gate=None if gate is None else gate.matrix,
         one_gate_up=() if shared is None else shared.gate_up.matrices,
         one_down=None if shared is None else shared.down.matrix,
