@@ -105,8 +105,10 @@ class Pipeline:
         """
         if self.speculator is not None:
             self.speculator.before(rows)
-        apart = bool(rows and chunks) and self._apart
-        result = self._forward(rows, [] if apart else chunks)
+        # On NVIDIA GPUs prompts have a forward of their own: those of rows with a token each are replayed.
+        apart = bool(rows and chunks) and cuda() is not None
+        beside = [] if apart else chunks
+        result = self._forward(rows, beside)
         hidden = result.final
 
         sampled = None
@@ -119,12 +121,14 @@ class Pipeline:
             else:
                 sampled, logits = self.sampler.sample([row.id for row in rows], logits), None
                 outputs += sampled.arrays()
+        if self.speculator is not None:
+            outputs += self.speculator.follow(rows, beside, result)
         if apart:
             # On its way before the host turns to the prompts.
             mx.async_eval(*outputs)  # type: ignore[no-untyped-call]
-            self._forward([], chunks)
-        elif self.speculator is not None:
-            outputs += self.speculator.follow(rows, chunks, result)
+            result = self._forward([], chunks)
+            if self.speculator is not None:
+                outputs += self.speculator.follow([], chunks, result)
         settled = [cache for chunk in chunks for cache in chunk.row.held if cache is not None]
         if settle:
             settled += [
@@ -165,14 +169,6 @@ class Pipeline:
                 row.slot = slot
         flight.sampled = self.sampler.sample([row.id for row in rows], logits, allowed)
         mx.async_eval(*flight.sampled.arrays())  # type: ignore[no-untyped-call]
-
-    @property
-    def _apart(self) -> bool:
-        """Whether prompts have a forward of their own beside the decoding rows': where steps are replayed.
-
-        A draft wants the states of all together.
-        """
-        return cuda() is not None and (self.speculator is None or self.speculator.draft is None)
 
     def _forward(self, rows: list[Row], chunks: list[Chunk]) -> Hidden:
         """One token of each of `rows`, then the chunks."""
