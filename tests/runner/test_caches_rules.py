@@ -319,3 +319,16 @@ def test_on_a_gpu_caches_of_all_positions_grow_seldom_and_before_they_are_full(m
         sizes.append(cache.layout[1])
     assert sizes == [1024, 1024, 1024, 2048, 2048, 2048]
     assert [linear.grown(tokens) for tokens in (768, 769)] == [1024, 2048]
+
+
+def test_a_write_behind_all_that_is_stored_looks_at_none_of_it(monkeypatch: pytest.MonkeyPatch):
+    cache = KVCache(1, 2, 2, mx.float32)
+    cache.append(*numbered(0, 4))
+    stored = cache.snapshot()
+    assert stored is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_lazy_snapshots", lambda: pytest.fail("each step would pay for it"))
+        cache.append(*numbered(4, 1))
+    assert cache.rewind(2)
+    cache.append(*numbered(90, 1))
+    assert column(stored.arrays()[0]) == positions(0, 4)

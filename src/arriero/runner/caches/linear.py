@@ -65,6 +65,8 @@ class LinearCache(ABC):
         """What is computed once writes into the buffers' own memory have happened (`commit_in_place`)."""
         self._schedule = Schedule()
         self._lazy: dict[int, weakref.ref[RangeSnapshot]] = {}
+        self._lazy_end = 0
+        """Where the furthest of them ended: no write behind it touches one."""
 
     @property
     def offset(self) -> int:
@@ -127,7 +129,7 @@ class LinearCache(ABC):
     def reserve_in_place(self, length: int) -> tuple[mx.array, mx.array, int]:
         """As `reserve`, for a kernel that writes into the buffers' own memory and is launched after the one before."""
         # Most steps need nothing of it, and each asks every cache of every row.
-        if self._lazy or self._offset + length - self._base > self._capacity:
+        if self._offset < self._lazy_end or self._offset + length - self._base > self._capacity:
             self._make_room(self._offset, self._offset + length)
         assert self._keys is not None
         assert self._values is not None
@@ -227,6 +229,7 @@ class LinearCache(ABC):
             return None
         snapshot = RangeSnapshot(start, end, owner=self)
         key, alive = id(snapshot), self._lazy
+        self._lazy_end = max(self._lazy_end, end)
 
         def forget(_: weakref.ref[RangeSnapshot]) -> None:
             alive.pop(key, None)
@@ -250,7 +253,7 @@ class LinearCache(ABC):
 
     def _make_room(self, start: int, end: int) -> None:
         """Copy out what a write of `[start, end)` would overwrite, and have buffers that it fits."""
-        if self._lazy:
+        if start < self._lazy_end:
             self._protect(start, end)
         if end - self._base > self._capacity:
             self._move(start, end)
