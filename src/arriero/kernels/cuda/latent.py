@@ -1,0 +1,177 @@
+"""Latent attention of few new tokens over rows' own caches: norm, rotation, append in place and softmax at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from arriero.kernels.cuda.attention import COUNTERS, LONGEST, Launch, _counters, angles_on_device, launches
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Norm, bits_of
+from arriero.kernels.cuda.source import Kernel
+from arriero.kernels.cuda.spans import ROWS, filled, named
+
+LINES = 16
+"""Heads of tokens that a block takes."""
+TOKENS = 8
+"""The most tokens of a group."""
+MOST_SPLITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is fixed for a layer; widths are numbers of elements."""
+
+    heads: int
+    rank: int
+    """Of the latent, which is the value too."""
+    rotated: int
+    nope: int
+    """Of a head's query, what is absorbed."""
+    scale: float
+    interleaved: bool
+    """Whether rotary pairs are neighbours."""
+
+    @property
+    def width(self) -> int:
+        """Of what is cached of a token."""
+        return self.rank + self.rotated
+
+
+def takes(shape: Shape, lengths: Sequence[int], angles: mx.array, norm: Norm) -> bool:
+    """Whether `attend` computes this, for bfloat16: short spans, latents of multiples of 256."""
+    tokens = tokens_of(max(lengths))
+    groups = sum(-(-length // tokens) for length in lengths)
+    return (
+        shape.rank % 256 == 0
+        and shape.rotated % 32 == 0
+        and angles.shape[1] * 2 == shape.rotated
+        and norm[0].dtype in (mx.bfloat16, mx.float32)
+        and 0 < max(lengths) <= LONGEST
+        and 0 < groups * _blocks(shape, tokens) <= COUNTERS
+    )
+
+
+def tokens_of(longest: int) -> int:
+    """Tokens of a group."""
+    return min(TOKENS, longest)
+
+
+def _blocks(shape: Shape, tokens: int) -> int:
+    """Of lines of a group."""
+    return -(-tokens * shape.heads // LINES)
+
+
+def splits(gpu: Gpu, blocks: int) -> int:
+    """Parts that a row's keys are divided into, where without that there would be so many blocks."""
+    wanted = max(1, min(MOST_SPLITS, gpu.multiprocessors // blocks))
+    power: int = 1 << (wanted.bit_length() - 1)
+    return power
+
+
+def shared_bytes(shape: Shape) -> int:
+    """Shared memory of a block."""
+    return LINES * (shape.width + (0 if shape.width // 2 % 32 else 32)) * 2 + LINES * (64 + 4) * 4
+
+
+@cache
+def kernel(rows: int, shared: int, together: bool) -> Kernel:
+    """The kernel for the buffers of 1 or `ROWS` rows; `together`: queries and what is new are rows of one array."""
+    return Kernel(
+        name="latent",
+        inputs=(
+            *("absorbed", "queries", *(() if together else ("fresh",)), "angles", "gain", "groups", "arrived"),
+            *named("k", rows),
+        ),
+        outputs=("out", "parts"),
+        headers=("numbers", "spans", "attention", "latent"),
+        body="latent_body",
+        threads=128,
+        shared=shared,
+        defines=(("SPANS", str(rows)), ("FRESH", "queries" if together else "fresh")),
+        # A copy of a buffer would take the new tokens in its place. Caches make them contiguous.
+        contiguous=False,
+    )
+
+
+def attend(
+    gpu: Gpu,
+    shape: Shape,
+    absorbed: mx.array,
+    queries: mx.array,
+    fresh: mx.array | None,
+    angles: mx.array,
+    norm: Norm,
+    buffers: Sequence[mx.array],
+    *,
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    bases: Sequence[int],
+    memo: dict[Any, Any],
+) -> tuple[mx.array, list[mx.array]]:
+    """The heads' sums of latents `[T, heads, rank]`, and the filled buffers.
+
+    `absorbed` `[heads, T, rank]`, `queries` `[T, heads · (nope + rotated)]` of which the parts behind `nope` are read,
+    and `fresh` `[T, rank + rotated]` before its norm and rotation; without it, queries have that behind them. All are
+    bfloat16 and contiguous. `buffers` `[1, 1, capacity, rank + rotated]` are written in place, as `attention.attend`
+    says.
+    """
+    tokens = tokens_of(max(lengths))
+    capacities = [buffer.shape[2] for buffer in buffers]
+    turns = angles_on_device(angles, memo)
+    outputs = [
+        _launch(gpu, shape, launch, absorbed, queries, fresh, turns, norm, buffers, tokens)
+        for launch in launches(lengths, positions, bases, capacities, tokens, memo)
+    ]
+    y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+    return y, mx.depends(list(buffers), [y])
+
+
+def _launch(
+    gpu: Gpu,
+    shape: Shape,
+    launch: Launch,
+    absorbed: mx.array,
+    queries: mx.array,
+    fresh: mx.array | None,
+    angles: mx.array,
+    norm: Norm,
+    buffers: Sequence[mx.array],
+    tokens: int,
+) -> mx.array:
+    rows = 1 if launch.rows == 1 else ROWS
+    mine = buffers[launch.first : launch.first + launch.rows]
+    blocks = _blocks(shape, tokens)
+    parts = splits(gpu, blocks * launch.count)
+    behind = shape.heads * (shape.nope + shape.rotated)
+    made = kernel(rows, shared_bytes(shape), fresh is None)(
+        [
+            *(absorbed, queries, *([] if fresh is None else [fresh]), angles, norm[0], launch.groups, _counters()),
+            *filled(mine, rows),
+        ],
+        {
+            "HEADS": shape.heads,
+            "RANK": shape.rank,
+            "ROTATED": shape.rotated,
+            "NOPE": shape.nope,
+            "QUERY_WIDTH": queries.shape[1],
+            "FRESH_WIDTH": (queries if fresh is None else fresh).shape[1],
+            "FRESH_FROM": behind if fresh is None else 0,
+            "SPLITS": parts,
+            "INTERLEAVED": shape.interleaved,
+            "WIDE_GAIN": norm[0].dtype == mx.float32,
+            "EPS_BITS": bits_of(norm[1]),
+            "SCALE_BITS": bits_of(shape.scale),
+        },
+        blocks=(parts, blocks, launch.count),
+        shapes=[
+            (launch.tokens, shape.heads, shape.rank),
+            (launch.count * blocks * parts * LINES * (shape.rank + 4),),
+        ],
+        dtypes=[mx.bfloat16, mx.float32],
+    )
+    return made[0]
