@@ -59,6 +59,68 @@ def gpt_oss(vocab: int = 64) -> Any:
     return _loaded(config, shapes, MXFP4, ".experts.")
 
 
+def latent(vocab: int = 64) -> Any:
+    """DeepSeek's attention with a latent of 256, dense matrices but for those of a layer with experts."""
+    hidden, heads, rank, rotated, nope, value, query_rank, inner, experts = 128, 3, 256, 32, 32, 32, 64, 128, 4
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "moe_intermediate_size": inner,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": value,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "vocab_size": vocab,
+        "tie_word_embeddings": False,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+
+    def mlp(at: str, *outer: int) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{at}.gate_proj.weight": (*outer, inner, hidden),
+            f"{at}.up_proj.weight": (*outer, inner, hidden),
+            f"{at}.down_proj.weight": (*outer, hidden, inner),
+        }
+
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.{name}layernorm.weight": (hidden,) for name in ("input_", "post_attention_")}
+        shapes |= {
+            f"{at}.self_attn.q_a_proj.weight": (query_rank, hidden),
+            f"{at}.self_attn.q_a_layernorm.weight": (query_rank,),
+            f"{at}.self_attn.q_b_proj.weight": (heads * (nope + rotated), query_rank),
+            f"{at}.self_attn.kv_a_proj_with_mqa.weight": (rank + rotated, hidden),
+            f"{at}.self_attn.kv_a_layernorm.weight": (rank,),
+            f"{at}.self_attn.kv_b_proj.weight": (heads * (nope + value), rank),
+            f"{at}.self_attn.o_proj.weight": (hidden, heads * value),
+        }
+        if layer:
+            shapes |= {
+                f"{at}.mlp.gate.weight": (experts, hidden),
+                f"{at}.mlp.gate.e_score_correction_bias": (experts,),
+                **mlp(f"{at}.mlp.switch_mlp", experts),
+                **mlp(f"{at}.mlp.shared_experts"),
+            }
+        else:
+            shapes |= mlp(f"{at}.mlp")
+    return _loaded(config, shapes, Quantization("nvfp4", 4, 16), ".switch_mlp.")
+
+
 def _loaded(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], how: Quantization, packed: str) -> Any:
     """The model in bfloat16, with matrices packed whose names have `packed` in them."""
     found: dict[str, mx.array | Weight] = {}

@@ -54,7 +54,7 @@ PROMPTS = [[5, 9, 2, 40], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 31]]
 NEW = 12
 
 
-OTHERS = {"sinks": small_models.gpt_oss}
+OTHERS = {"sinks": small_models.gpt_oss, "latent": small_models.latent}
 
 
 @pytest.fixture(params=[*MODELS, *OTHERS])

@@ -45,6 +45,9 @@ def check(
         mx.contiguous(rows(-(-(at + count) // 64) * 64, s.width)[None, None])
         for at, count in zip(positions, lengths, strict=True)
     ]
+    behind = queries.shape[1] if together else 0
+    if together:
+        joined = mx.concatenate([queries, fresh], axis=1)
     mx.eval(buffers)
     before = [exact(buffer)[0, 0] for buffer in buffers]
     assert latent.takes(s, lengths, table, (gain, EPS))
@@ -52,11 +55,12 @@ def check(
         gpu,
         s,
         absorbed,
-        mx.concatenate([queries, fresh], axis=1) if together else queries,
-        None if together else fresh,
+        joined if together else queries,
+        joined if together else fresh,
         table,
         (gain, EPS),
         buffers,
+        begin=behind,
         lengths=lengths,
         positions=positions,
         bases=[0] * len(lengths),

@@ -20,6 +20,7 @@ __all__ = ["executed"]
 
 MODELS: dict[str, tuple[Callable[[], Any], set[str]]] = {
     "gpt-oss": (small_models.gpt_oss, {"attention", "router", "mixture_inner", "mixture_down"}),
+    "latent": (small_models.latent, {"latent", "mixture_inner", "mixture_down"}),
 }
 """And what of our kernels a step of theirs launches."""
 

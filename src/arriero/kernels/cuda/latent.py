@@ -103,11 +103,12 @@ def attend(
     shape: Shape,
     absorbed: mx.array,
     queries: mx.array,
-    fresh: mx.array | None,
+    fresh: mx.array,
     angles: mx.array,
     norm: Norm,
     buffers: Sequence[mx.array],
     *,
+    begin: int = 0,
     lengths: Sequence[int],
     positions: Sequence[int],
     bases: Sequence[int],
@@ -116,7 +117,7 @@ def attend(
     """The heads' sums of latents `[T, heads, rank]`, and the filled buffers.
 
     `absorbed` `[heads, T, rank]`, `queries` `[T, heads · (nope + rotated)]` of which the parts behind `nope` are read,
-    and `fresh` `[T, rank + rotated]` before its norm and rotation; without it, queries have that behind them. All are
+    and `fresh` `[T, begin + rank + rotated]` before its norm and rotation, which may be the same array. All are
     bfloat16 and contiguous. `buffers` `[1, 1, capacity, rank + rotated]` are written in place, as `attention.attend`
     says.
     """
@@ -124,7 +125,7 @@ def attend(
     capacities = [buffer.shape[2] for buffer in buffers]
     turns = angles_on_device(angles, memo)
     outputs = [
-        _launch(gpu, shape, launch, absorbed, queries, fresh, turns, norm, buffers, tokens)
+        _launch(gpu, shape, launch, absorbed, queries, fresh, turns, norm, buffers, tokens, begin)
         for launch in launches(lengths, positions, bases, capacities, tokens, memo)
     ]
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
@@ -137,20 +138,21 @@ def _launch(
     launch: Launch,
     absorbed: mx.array,
     queries: mx.array,
-    fresh: mx.array | None,
+    fresh: mx.array,
     angles: mx.array,
     norm: Norm,
     buffers: Sequence[mx.array],
     tokens: int,
+    begin: int,
 ) -> mx.array:
     rows = 1 if launch.rows == 1 else ROWS
     mine = buffers[launch.first : launch.first + launch.rows]
     blocks = _blocks(shape, tokens)
     parts = splits(gpu, blocks * launch.count)
-    behind = shape.heads * (shape.nope + shape.rotated)
-    made = kernel(rows, shared_bytes(shape), fresh is None)(
+    together = fresh is queries
+    made = kernel(rows, shared_bytes(shape), together)(
         [
-            *(absorbed, queries, *([] if fresh is None else [fresh]), angles, norm[0], launch.groups, _counters()),
+            *(absorbed, queries, *([] if together else [fresh]), angles, norm[0], launch.groups, _counters()),
             *filled(mine, rows),
         ],
         {
@@ -159,8 +161,8 @@ def _launch(
             "ROTATED": shape.rotated,
             "NOPE": shape.nope,
             "QUERY_WIDTH": queries.shape[1],
-            "FRESH_WIDTH": (queries if fresh is None else fresh).shape[1],
-            "FRESH_FROM": behind if fresh is None else 0,
+            "FRESH_WIDTH": fresh.shape[1],
+            "FRESH_FROM": begin,
             "SPLITS": parts,
             "INTERLEAVED": shape.interleaved,
             "WIDE_GAIN": norm[0].dtype == mx.float32,

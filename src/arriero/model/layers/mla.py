@@ -21,7 +21,10 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.errors import CheckpointError
+from arriero.kernels import device
 from arriero.kernels.attention import attention
+from arriero.kernels.cuda import latent as cuda
+from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.embedding import dequantize
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
@@ -110,11 +113,16 @@ class HeadLinear:
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, heads, in]` to `[T, heads, out]`."""
-        tokens, heads, width = x.shape
-        rows = x.swapaxes(0, 1).reshape(heads * tokens, width)
+        return self.by_head(x.swapaxes(0, 1)).swapaxes(0, 1)
+
+    def by_head(self, x: mx.array) -> mx.array:
+        """`[heads, T, in]` to `[heads, T, out]`."""
+        heads, tokens, width = x.shape
+        if self.weight.quantization is None and device.cuda() is not None:
+            return x @ self.weight.data.swapaxes(-1, -2)
         indices = mx.repeat(mx.arange(heads, dtype=mx.uint32), tokens)
-        y = expert_product(rows, self.weight, indices, sorted_indices=True)
-        return y.reshape(heads, tokens, -1).swapaxes(0, 1)
+        y = expert_product(x.reshape(heads * tokens, width), self.weight, indices, sorted_indices=True)
+        return y.reshape(heads, tokens, -1)
 
 
 class LatentAttention:
@@ -145,6 +153,8 @@ class LatentAttention:
         self.key_up = key_up
         self.value_up = value_up
         self.out = out
+        c = config
+        self.shape = cuda.Shape(c.heads, c.rank, c.rotated, c.nope, c.scale, rope.interleaved)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: LatentConfig, rope: Rope) -> Self:
@@ -187,6 +197,11 @@ class LatentAttention:
 
     def __call__(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """`[T, hidden]` to `[T, hidden]`; appends to the spans' caches of `slot`."""
+        gpu = device.cuda()
+        if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16:
+            lengths, _ = spans(batch)
+            if cuda.takes(self.shape, lengths, self.rope.angles(batch), self.latent_norm.pair):
+                return self._few(gpu, x, batch, slot)
         c = self.config
         q, latent = self.inputs(x)
         if self.query_norm is not None and self.query_up is not None:
@@ -196,6 +211,39 @@ class LatentAttention:
         q = mx.concatenate([self.key_up(q_nope), self.rope(q_rotated, batch)], axis=-1)
         shared = mx.concatenate([self.latent_norm(content), self.rope(rotated[:, None], batch)[:, 0]], axis=-1)
         y = attend_shared(q, shared, batch, slot, value_width=c.rank, scale=c.scale)
+        return self.out(self.value_up(y).reshape(-1, c.heads * c.value))
+
+    def _few(self, gpu: Gpu, x: mx.array, batch: Batch, slot: int) -> mx.array:
+        """The same for few tokens of each row, with all between the products in one launch."""
+        c = self.config
+        parts = [matrix(x) for matrix in self.inputs.matrices]
+        queries, fresh = parts[0], parts[-1]
+        begin = fresh.shape[1] - c.width
+        if self.query_norm is not None and self.query_up is not None:
+            queries = self.query_up(self.query_norm(queries[:, : self.inputs.sizes[0]]))
+        edge = c.heads * (c.nope + c.rotated)
+        q = queries if queries.shape[1] == edge else queries[:, :edge]
+        absorbed = self.key_up.by_head(q.reshape(-1, c.heads, c.nope + c.rotated)[..., : c.nope].swapaxes(0, 1))
+        lengths, positions = spans(batch)
+        caches = batch.caches(slot)
+        held = [cache.reserve(length) for cache, length in zip(caches, lengths, strict=True)]
+        y, filled = cuda.attend(
+            gpu,
+            self.shape,
+            absorbed,
+            queries,
+            fresh,
+            self.rope.angles(batch),
+            self.latent_norm.pair,
+            [keys for keys, _, _ in held],
+            begin=begin,
+            lengths=lengths,
+            positions=positions,
+            bases=[base for _, _, base in held],
+            memo=batch.memo,
+        )
+        for keys, (_, nothing, _), cache, length in zip(filled, held, caches, lengths, strict=True):
+            cache.commit(keys, nothing, length)
         return self.out(self.value_up(y).reshape(-1, c.heads * c.value))
 
 
