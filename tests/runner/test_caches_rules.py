@@ -332,3 +332,29 @@ def test_a_write_behind_all_that_is_stored_looks_at_none_of_it(monkeypatch: pyte
     assert cache.rewind(2)
     cache.append(*numbered(90, 1))
     assert column(stored.arrays()[0]) == positions(0, 4)
+
+
+@pytest.mark.parametrize("then", ["append", "reserve", "reserve_in_place"])
+def test_behind_a_long_chunk_a_window_holds_no_more_than_its_row_has_reserved(then: str):
+    window, step = 16, linear.STEP
+    cache = SlidingCache(1, 2, 2, mx.float32, window)
+    cache.append(*numbered(0, 20 * step + 3))
+    if then == "append":
+        cache.append(*numbered(cache.offset, 1))
+    else:
+        getattr(cache, then)(1)
+    assert cache.layout[1] <= window + 2 * step + 1
+    # From where it is moved on, the same holds of what was restored, and after it was emptied.
+    stored = cache.snapshot()
+    assert stored is not None
+    for restored in (False, True):
+        again = SlidingCache(1, 2, 2, mx.float32, window)
+        if restored:
+            assert again.restore(stored)
+        again.append(*numbered(again.offset, 9 * step + 1))
+        again.reserve_in_place(1)
+        assert again.layout[1] <= window + 2 * step + 1
+        again.free()
+        again.append(*numbered(0, 9 * step + 1))
+        again.reserve_in_place(1)
+        assert again.layout[1] <= window + 2 * step + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -67,6 +68,8 @@ class LinearCache(ABC):
         self._lazy: dict[int, weakref.ref[RangeSnapshot]] = {}
         self._lazy_end = 0
         """Where the furthest of them ended: no write behind it touches one."""
+        self._spare_from = sys.maxsize
+        """Offset from which on a write moves the base forward though the buffers are not full."""
 
     @property
     def offset(self) -> int:
@@ -129,8 +132,9 @@ class LinearCache(ABC):
     def reserve_in_place(self, length: int) -> tuple[mx.array, mx.array, int]:
         """As `reserve`, for a kernel that writes into the buffers' own memory and is launched after the one before."""
         # Most steps need nothing of it, and each asks every cache of every row.
-        if self._offset < self._lazy_end or self._offset + length - self._base > self._capacity:
-            self._make_room(self._offset, self._offset + length)
+        start, end = self._offset, self._offset + length
+        if start < self._lazy_end or end - self._base > self._capacity or start >= self._spare_from:
+            self._make_room(start, end)
         assert self._keys is not None
         assert self._values is not None
         return self._keys, self._values, self._base
@@ -255,7 +259,7 @@ class LinearCache(ABC):
         """Copy out what a write of `[start, end)` would overwrite, and have buffers that it fits."""
         if start < self._lazy_end:
             self._protect(start, end)
-        if end - self._base > self._capacity:
+        if end - self._base > self._capacity or start >= self._spare_from:
             self._move(start, end)
 
     def _cross(self) -> None:

@@ -28,6 +28,7 @@ class SlidingCache(LinearCache):
         self._window = window
         self._oldest = 0
         """The first position whose data is real; slots between the base and it are zeros after a restore."""
+        self._slack_from_base()
 
     @property
     def window(self) -> int:
@@ -102,20 +103,21 @@ class SlidingCache(LinearCache):
         )
         self._base, self._capacity = base, before + target - stored.start + after
         self._oldest, self._offset = stored.start, target
+        self._slack_from_base()
 
     def _reset(self) -> None:
         super()._reset()
         self._oldest = 0
-
-    def _make_room(self, start: int, end: int) -> None:
-        super()._make_room(start, end)
-        # Behind a long chunk more than the usual slack is held of what nobody can see any more.
-        if self._base_for(start) - self._base > 2 * STEP:
-            self._move(start, end)
+        self._slack_from_base()
 
     def _move(self, start: int, end: int) -> None:
         super()._move(start, end)
         self._oldest = max(self._oldest, self._base)
+        self._slack_from_base()
+
+    def _slack_from_base(self) -> None:
+        """Behind a long chunk more than the usual slack is held of what nobody can see any more."""
+        self._spare_from = self._base + self._window + 3 * STEP
 
     def _first_for(self, position: int) -> int:
         return floor_step(position - self._window + 1)
