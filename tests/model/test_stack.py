@@ -115,3 +115,32 @@ def test_states_that_are_read_hold_what_was_written_in_place() -> None:
         assert theirs is not None
         for a, b in zip(mine.state(), theirs.state(), strict=True):
             np.testing.assert_array_equal(np.array(a), np.array(b))
+
+
+@pytest.mark.parametrize("name", ["llama_linear_biases", "gemma3"])
+def test_layers_one_by_one_read_what_a_stack_that_nobody_has_computed_writes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = model(name)
+    rows = Rows(loaded)
+    loaded.forward(rows.batch([PROMPT[:20]]))
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStack, "takes", lambda *_: False)
+        loaded.forward(rows.batch([PROMPT[20:30]]))
+    np.testing.assert_array_equal(rows.logits([PROMPT[30:]])[-1], whole(loaded, PROMPT)[-1])
+
+
+def test_what_is_restored_comes_behind_what_a_stack_that_nobody_has_computed_writes() -> None:
+    loaded = model("llama_linear_biases")
+    other, row = Rows(loaded), Rows(loaded)
+    other.logits([PROMPT])
+    loaded.forward(row.batch([PROMPT[:20] + list(range(60, 80))]))
+    for mine, theirs in zip(row.caches[0], other.caches[0], strict=True):
+        assert mine is not None
+        assert theirs is not None
+        tail = theirs.snapshot(20)
+        assert tail is not None
+        assert mine.rewind(20)
+        assert mine.restore(tail)
+    row.positions = [len(PROMPT)]
+    np.testing.assert_array_equal(row.logits([[9, 10]])[-1], whole(loaded, [*PROMPT, 9, 10])[-1])

@@ -358,3 +358,21 @@ def test_behind_a_long_chunk_a_window_holds_no_more_than_its_row_has_reserved(th
         again.append(*numbered(0, 9 * step + 1))
         again.reserve_in_place(1)
         assert again.layout[1] <= window + 2 * step + 1
+
+
+def test_an_append_comes_behind_what_was_written_in_place(monkeypatch: pytest.MonkeyPatch):
+    cache = KVCache(1, 2, 2, mx.float32)
+    buffers = cache.reserve_in_place(3)[:2]
+    cache.commit_in_place(3, mx.zeros(1))
+    given: list[mx.array] = []
+    real = linear.append
+
+    def recorded(buffer: mx.array, update: mx.array, start: int) -> mx.array:
+        given.append(buffer)
+        return real(buffer, update, start)
+
+    monkeypatch.setattr(linear, "append", recorded)
+    cache.append(*numbered(3, 1))
+    # Arrays of their own, which are computed after the write.
+    assert not any(one is other for one in given for other in buffers)
+    assert len(given) == 2
