@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from arriero.runner import engine as engine_module
@@ -185,6 +186,26 @@ def test_where_launching_blocks_nothing_is_computed_after_a_stop(model, monkeypa
     tokens = plain_loop(model, [7], 2)
     order = order_of_work(model, monkeypatch, ahead=False, stop=tokens[1:])
     assert " ".join(order) == "build launch build read launch build read"
+
+
+def test_rows_that_stop_in_one_step_keep_no_memory_of_each_other(model):
+    """Where a launch blocks, the forward behind their last is built, and whoever keeps its graph keeps all buffers."""
+    prompts, replies, seed = [], [], 0
+    while len(prompts) < 3:
+        seed += 1
+        prompt = np.random.default_rng(seed).integers(0, 40, 30).tolist()
+        reply = plain_loop(model, prompt, 3)
+        if reply[2] not in reply[:2]:
+            prompts.append(prompt)
+            replies.append(reply)
+    engine = make_engine(model, ahead=False, prefix_bytes=1 << 30)
+    before = mx.get_active_memory()
+    for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        engine.submit(submit(str(row), prompt, 30, [reply[2]]))
+    assert [reply.tokens for reply in run(engine).values()] == [reply[:2] for reply in replies]
+    engine.prefixes.shrink(engine.prefixes.nbytes // 2)
+    assert engine.prefixes.nbytes > 0
+    assert mx.get_active_memory() - before < engine.prefixes.nbytes + 4096
 
 
 def order_of_work(model, monkeypatch, ahead, stop=()):

@@ -387,8 +387,11 @@ class Engine:
             self._make_room()
 
     def _launch_late(self, flight: Flight) -> None:
-        """Launch after the read, unless that ended all the rows that it was for."""
-        if flight.wanted:
+        """Launch after the read, unless that ended the row that it was for.
+
+        With several rows the caches that are kept would hold its graph, and each of them the buffers of all.
+        """
+        if flight.wanted or (self.limits.prefix_bytes and len(flight.rows) + len(flight.chunks) > 1):
             flight.launch()
         else:
             self._pipeline.latest = None
