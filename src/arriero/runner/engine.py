@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.errors import ArrieroError, InvalidRequest
-from arriero.kernels.device import on_cpu
+from arriero.kernels.device import cuda, on_cpu
 from arriero.model.contract import Model, ReadsAhead
 from arriero.runner.admission import make_row
 from arriero.runner.decode import Flight, Pipeline, Sampler
@@ -52,7 +52,11 @@ CLEAR_EVERY = 256
 """Generated tokens between two looks at the buffers that MLX keeps, which otherwise grow with each new shape."""
 
 CHUNK_SHARE = 4
-"""Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming."""
+CUDA_SHARE = 2
+"""Part of a prefill chunk that goes with decoding rows, so that their next tokens are not long in coming.
+
+On NVIDIA GPUs 512 tokens take 45 ms and 1,024 hardly longer, since the host bounds both (8B model, H200).
+"""
 
 
 class Engine:
@@ -369,7 +373,7 @@ class Engine:
     def _budget(self, *, decoding: bool) -> int:
         """Prompt tokens of one forward."""
         budget = self.limits.prefill_chunk
-        return max(budget // CHUNK_SHARE, 1) if decoding else budget
+        return max(budget // (CHUNK_SHARE if cuda() is None else CUDA_SHARE), 1) if decoding else budget
 
     def _read_ahead(self) -> None:
         """Tell a model that reads files which prompt tokens the next forward takes, unless rows come or go."""
