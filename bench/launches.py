@@ -30,6 +30,8 @@ from arriero.kernels import device
 # Before anything binds the name: plain MLX takes other forms on the CPU.
 device.on_cpu = lambda: False
 
+from other_shapes import GLM, GPT_OSS, OtherCheckpoint  # noqa: E402
+
 from arriero.bench.gpu_flash_next import checkpoint as flash_next  # noqa: E402
 from arriero.bench.gpu_flash_next import config as flash_next_config  # noqa: E402
 from arriero.bench.gpu_models import RandomCheckpoint  # noqa: E402
@@ -61,8 +63,10 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "Qwen3.5-35B-A3B": (CONFIGS["Qwen3.5-35B-A3B"], 4),
     "Gemma-4-31B": (CONFIGS["Gemma-4-31B"], 6),
     "Flash-Next": (flash_next_config(), 4),
+    "gpt-oss-20b": (GPT_OSS, 2),
+    "GLM-4.7-Flash": (GLM | {"first_k_dense_replace": 0}, 1),
 }
-"""Configurations, and after how many layers their kinds repeat."""
+"""Configurations, and after how many layers their kinds repeat. The last has one dense layer less than in truth."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,9 @@ def counted(model: Model, rows: int, tokens: int) -> Count:
 def small(config: Mapping[str, Any], layers: int) -> Model:
     """The model with a small table and few experts."""
     values = {**config, "vocab_size": 1024, "num_hidden_layers": layers}
+    values |= {name: 16 for name in ("num_local_experts", "n_routed_experts") if name in values}
+    if values["model_type"] in ("gpt_oss", "glm4_moe_lite"):
+        return load_model(OtherCheckpoint(values), mx.bfloat16)  # type: ignore[return-value]
     if "num_experts" in values:
         values["num_experts"] = 16
     if values["model_type"] == "qwen4_exp":

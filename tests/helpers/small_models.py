@@ -118,15 +118,15 @@ def latent(vocab: int = 64) -> Any:
             }
         else:
             shapes |= mlp(f"{at}.mlp")
-    return _loaded(config, shapes, Quantization("nvfp4", 4, 16), ".switch_mlp.")
+    return _loaded(config, shapes, Quantization("nvfp4", 4, 16), ".switch_mlp.", ".shared_experts.")
 
 
-def _loaded(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], how: Quantization, packed: str) -> Any:
-    """The model in bfloat16, with matrices packed whose names have `packed` in them."""
+def _loaded(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], how: Quantization, *packed: str) -> Any:
+    """The model in bfloat16, with matrices packed whose names have one of `packed` in them."""
     found: dict[str, mx.array | Weight] = {}
     for name, shape in shapes.items():
         numbers = _numbers(name, shape)
-        wanted = packed in name and name.endswith(".weight") and len(shape) > 1
+        wanted = any(part in name for part in packed) and name.endswith(".weight") and len(shape) > 1
         found[name] = quantize(numbers, how) if wanted else numbers
     return load_model(MemoryCheckpoint(config, found).typed(), mx.bfloat16)
 

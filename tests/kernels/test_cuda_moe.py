@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels.cuda import mixture, router
+from arriero.kernels.cuda import mixture, router, sparse
 from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Operand
+from arriero.model.layers.corrected_router import CorrectedRouter, CorrectedRouterConfig
+from arriero.model.layers.linear import Linear
+from arriero.model.weight import Weight
 from tests.helpers.cuda import ON_GPU, SEED, Packed, error, exact, executed, packed, rows
 
 __all__ = ["executed"]
@@ -128,8 +135,7 @@ def test_a_router_chooses_the_best_by_softmax(
         executed,
         x,
         w,
-        top,
-        normalise=normalise,
+        router.Choice(top, normalise),
         branch=branch if around else None,
         norm=(gain, 1e-6) if around else None,
         one=gate if one else None,
@@ -155,7 +161,7 @@ def test_a_router_chooses_the_best_by_softmax(
 
 def test_a_routers_bias_counts(executed: Gpu) -> None:
     x, w, bias = rows(2, 96), rows(9, 96, 0.1), rows(1, 9)[0]
-    made = router.route(executed, x, w, 3, normalise=True, bias=bias)
+    made = router.route(executed, x, w, router.Choice(3, True), bias=bias)
     scores = exact(x) @ exact(w).T + exact(bias)
     order = np.argsort(-scores, axis=1)[:, :3]
     parts = np.exp(np.take_along_axis(scores, order, 1))
@@ -163,8 +169,88 @@ def test_a_routers_bias_counts(executed: Gpu) -> None:
     assert np.allclose(np.array(made.weights), parts / parts.sum(1, keepdims=True), rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups", "normalise"),
+    [(40, 5, 2, True), (33, 1, 1, False), pytest.param(256, 8, 4, True, marks=ON_GPU)],
+)
+def test_experts_are_chosen_with_a_correction_out_of_the_best_groups(
+    executed: Gpu, experts: int, groups: int, top_groups: int, normalise: bool
+) -> None:
+    config = CorrectedRouterConfig(experts, 4, groups, top_groups, normalise, 2.5)
+    x, w = rows(6, 128), rows(experts, 128, 0.1)
+    plain = CorrectedRouter(
+        config, Linear(Weight(w.astype(mx.float32))), mx.array(SEED.normal(0, 0.3, experts), mx.float32)
+    )
+    choice = plain.choice
+    assert choice is not None
+    made = router.route(executed, x, w, replace(choice, whole=True))
+    chosen, weights = plain(x)
+    assert made.chosen[:, :4].tolist() == chosen.tolist()
+    assert made.chosen[:, 4].tolist() == [experts] * 6
+    assert np.allclose(np.array(made.weights[:, :4]), np.array(weights), rtol=1e-4)
+    assert made.weights[:, 4].tolist() == [1.0] * 6
+
+
 def test_of_equal_experts_the_first_are_chosen(executed: Gpu) -> None:
     w = mx.zeros((70, 128), mx.bfloat16)
-    made = router.route(executed, rows(1, 128), w, 4, normalise=True)
+    made = router.route(executed, rows(1, 128), w, router.Choice(4, True))
     assert made.chosen.tolist() == [[0, 1, 2, 3]]
     assert made.weights.tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize(
+    ("how", "tokens", "hidden", "inner", "shared", "clamped", "around"),
+    [
+        (("nvfp4", 4, 16), 1, 256, 128, True, False, True),
+        (("mxfp4", 4, 32), 3, 160, 96, False, True, True),
+        pytest.param(("affine", 4, 64), 8, 512, 256, True, False, False, marks=ON_GPU),
+        pytest.param(("nvfp4", 4, 16), 8, 2048, 512, True, False, True, marks=ON_GPU),
+        pytest.param(("mxfp4", 4, 32), 1, 2880, 2880, False, True, True, marks=ON_GPU),
+    ],
+)
+def test_all_of_a_mixture_in_one_launch_is_what_launches_of_their_own_give(
+    executed: Gpu,
+    how: tuple[str, int, int],
+    tokens: int,
+    hidden: int,
+    inner: int,
+    shared: bool,
+    clamped: bool,
+    around: bool,
+) -> None:
+    count, choice = 9, router.Choice(3, True)
+
+    def bank(*shape: int) -> Operand:
+        bias = rows(*shape[:2]) if clamped and len(shape) == 3 else None
+        return packed(shape, *how, deviation=shape[-1] ** -0.5, bias=bias, ragged=True).operand
+
+    banks = mixture.Banks((bank(count, 2 * inner, hidden),), bank(count, hidden, inner))
+    if clamped:
+        banks = replace(banks, clamp=(1.702, 7.0), by_turns=True)
+    if shared:
+        banks = replace(banks, one=(bank(2 * inner, hidden),), one_down=bank(hidden, inner))
+    x, w = rows(tokens, hidden), rows(count, hidden, hidden**-0.5)
+    how_routed: dict[str, Any] = {
+        "branch": rows(tokens, hidden) if around else None,
+        "norm": (1 + 0.1 * rows(1, hidden)[0], 1e-6) if around else None,
+        "one": rows(1, hidden, 0.1) if shared else None,
+        "bias": rows(1, count)[0] if clamped else None,
+    }
+    assert sparse.fits(executed, banks, x, w, choice, how_routed["one"], how_routed["bias"])
+    for _ in range(2):
+        # The second launch counts on where the first has left off.
+        ours = sparse.multiply(executed, banks, x, w, choice, **how_routed)
+    routed = router.route(executed, x, w, choice, **how_routed)
+    residual = routed.total if around else None
+    alone = mixture.multiply(executed, banks, routed.normed, routed.chosen, routed.weights, residual)
+    assert error(ours, exact(alone)) < 3e-3
+
+
+def test_more_rows_than_one_launch_takes_and_settings(executed: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = packed((4, 128, 128), "nvfp4", 4, 16).operand
+    banks, w, choice = mixture.Banks((bank, bank), bank), rows(4, 128), router.Choice(2, True)
+    assert sparse.fits(executed, banks, rows(8, 128), w, choice, None, None)
+    assert not sparse.fits(executed, banks, rows(9, 128), w, choice, None, None)
+    assert not sparse.fits(executed, banks, rows(1, 128), w, choice, w[:1], None)
+    monkeypatch.setenv(sparse.CHAIN, "0")
+    assert not sparse.fits(executed, banks, rows(1, 128), w, choice, None, None)

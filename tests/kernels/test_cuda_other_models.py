@@ -19,8 +19,8 @@ from tests.helpers.cuda import error, exact, executed
 __all__ = ["executed"]
 
 MODELS: dict[str, tuple[Callable[[], Any], set[str]]] = {
-    "gpt-oss": (small_models.gpt_oss, {"attention", "router", "mixture_inner", "mixture_down"}),
-    "latent": (small_models.latent, {"latent", "mixture_inner", "mixture_down"}),
+    "gpt-oss": (small_models.gpt_oss, {"attention", "sparse"}),
+    "latent": (small_models.latent, {"latent", "sparse"}),
 }
 """And what of our kernels a step of theirs launches."""
 

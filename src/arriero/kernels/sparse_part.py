@@ -1,15 +1,17 @@
-"""The feed-forward half of a layer with a mixture of experts, of few tokens: three launches on NVIDIA GPUs."""
+"""The feed-forward half of a layer with a mixture of experts, of few tokens: one launch on NVIDIA GPUs, or three."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
 from arriero.kernels import device
-from arriero.kernels.cuda import mixture, router
+from arriero.kernels.cuda import mixture, router, sparse
 from arriero.kernels.cuda.product import FEW, Norm
+from arriero.kernels.cuda.router import Choice
 from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.matrix import Matrix
 
@@ -18,13 +20,13 @@ from arriero.kernels.matrix import Matrix
 class SparsePart:
     """`h + Σ weight · expert(n)` with `h = x + branch` and `n = norm(h)`.
 
-    The sum is over the `top` of the `experts` of a token by the softmax of `router`'s scores, and over the network that
-    every token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product.
+    The sum is over the `experts` of a token that `choice` makes of `router`'s logits, and over the network that every
+    token takes (`one_gate_up`, `one_down`), if there is one, weighed by the sigmoid of `one_gate`'s product, or as it
+    is.
     """
 
     router: Matrix
-    top: int
-    normalise: bool
+    choice: Choice
     experts: ExpertPart | None
     """None: what every token takes has another activation, and no kernel does that."""
     one_gate: Matrix | None = None
@@ -43,12 +45,14 @@ class SparsePart:
         banks = self._found()
         scores, *one = self.router_and_gate
         of_one, bias = one[0] if one else None, self.router.bias
-        per = self.top + len(one)
-        if banks is None or x.shape[0] * per > mixture.LINES or not router.fits(gpu, x, scores, self.top, of_one, bias):
+        choice = self.choice
+        per = choice.top + (of_one is not None or choice.whole)
+        if banks is None or x.shape[0] * per > mixture.LINES or not router.fits(gpu, x, scores, choice, of_one, bias):
             return None
-        routed = router.route(
-            gpu, x, scores, self.top, normalise=self.normalise, branch=branch, norm=norm, one=of_one, bias=bias
-        )
+        how: dict[str, Any] = {"branch": branch, "norm": norm, "one": of_one, "bias": bias}
+        if sparse.fits(gpu, banks, x, scores, choice, of_one, bias):
+            return sparse.multiply(gpu, banks, x, scores, choice, **how)
+        routed = router.route(gpu, x, scores, choice, **how)
         residual = None if branch is None else routed.total
         return mixture.multiply(gpu, banks, routed.normed, routed.chosen, routed.weights, residual)
 

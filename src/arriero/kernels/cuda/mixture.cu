@@ -30,18 +30,18 @@ __device__ __forceinline__ float bias_of(const Bank& bank, bool one, u32 expert,
 }
 
 // Two results of a tile's row, gate and up or one, each the sum over a line's segments: their matrices are those of
-// experts chosen[line · SEGMENTS + segment], of which EXPERTS means the one. of(line, segment) are a segment's
-// activations, more(line, row) is read before the sums are there, and put(line, row, sums, more) takes them.
-template <int MODE, int GROUP, int K, int TILE_ROWS, int SEGMENTS, int EXPERTS, int TILES, int DEPTH, class Of, class More,
-          class Put>
-__device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, int lines, char* shared, const Of& of,
-                                        const More& more, const Put& put) {
+// experts chosen(line · SEGMENTS + segment), of which EXPERTS means the one. of(line, segment) are a segment's
+// activations, more(line, row) is read before the sums are there, and put(line, row, sums, more) takes them. ready()
+// waits for what of and more read; the first weights are on their way by then.
+template <int MODE, int GROUP, int K, int TILE_ROWS, int SEGMENTS, int EXPERTS, int TILES, int DEPTH, class Chosen,
+          class Ready, class Of, class More, class Put>
+__device__ __forceinline__ void mixture(const Bank* banks, const Chosen& chosen, const Ready& ready, int lines, char* shared,
+                                        const Of& of, const More& more, const Put& put) {
   typedef Format<MODE, GROUP> F;
   constexpr int WARPS = THREADS / 32, UNIT = F::UNIT, BLOCKS = F::BLOCKS, EACH_ = (K + UNIT - 1) / UNIT;
   constexpr int UNITS = SEGMENTS * EACH_, QUARTERS = K % UNIT * 4 / UNIT;
-  constexpr int SHARE = (UNITS + WARPS - 1) / WARPS, STEPS = TILE_ROWS / 16;
+  constexpr int SHARE = ((UNITS + WARPS - 1) / WARPS + DEPTH - 1) / DEPTH * DEPTH, STEPS = TILE_ROWS / 16;
   constexpr long ROW_BYTES = (long)K * 64 / UNIT;
-  static_assert(SHARE % DEPTH == 0, "the units of a warp divide into rounds");
   static_assert(K % (UNIT / 4) == 0, "a thread's 16 bytes are there or not");
   float* sums = (float*)shared;  // [2][WARPS][TILES][16]
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
     const int u = warp * SHARE + load_unit;
     if (load_step < mine && u < UNITS) {
       const int step = block + load_step * grid, line = step / STEPS, segment = u / EACH_;
-      const u32 expert = __ldg(chosen + line * SEGMENTS + segment);
+      const u32 expert = chosen(line * SEGMENTS + segment);
       const bool one = expert == EXPERTS;
 #pragma unroll
       for (int r = 0; r < TILES; ++r) {
@@ -78,6 +78,7 @@ __device__ __forceinline__ void mixture(const Bank* banks, const u32* chosen, in
   };
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) load(d);
+  ready();
 
   float acc[TILES][4];
 #pragma unroll

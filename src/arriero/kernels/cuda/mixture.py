@@ -14,8 +14,8 @@ from arriero.kernels.cuda.source import Kernel
 INNER_WARPS, DOWN_WARPS = 4, 8
 INNER_RESIDENT, DOWN_RESIDENT = 3, 1
 """Warps of a block, which share out a line's columns, and blocks that a multiprocessor holds at once."""
-DEEPEST = {2: 4, 1: 6}
-"""Units of each row that a thread keeps in flight at most, by the tiles of a step."""
+INNER_DEEPEST, DOWN_DEEPEST = 4, 6
+"""Units of each row that a thread keeps in flight at most."""
 LINES = 512
 """The most pairs of token and expert: beyond, sorting tokens by expert reads less."""
 
@@ -64,9 +64,10 @@ def takes(banks: Banks) -> bool:
     )
 
 
-def _depth(units: int, tiles: int, warps: int) -> int:
+def depth_of(units: int, warps: int, deepest: int) -> int:
+    """Units of each row that a thread keeps in flight: a number that a warp's share comes close to a multiple of."""
     share = -(-units // warps)
-    return max(depth for depth in range(1, DEEPEST[tiles] + 1) if share % depth == 0)
+    return max(depth for depth in range(1, deepest + 1) if -(-share // depth) * depth <= share + share // 8)
 
 
 PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors", "BIAS": "bias"}
@@ -104,16 +105,8 @@ def _kernel(
     )
 
 
-def multiply(
-    gpu: Gpu, banks: Banks, x: mx.array, chosen: mx.array, weights: mx.array, residual: mx.array | None = None
-) -> mx.array:
-    """`Σ weight · down(activation(gate(x)) · up(x)) (+ residual)` of rows x `[T, hidden]`, bfloat16, biases included.
-
-    `chosen` uint32 and `weights` float32 are `[T, k]`; the number of experts stands for the one. Sums are float32, and
-    rounded once.
-    """
-    tokens, per = chosen.shape
-    inner, hidden = banks.inner, banks.hidden
+def first_arguments(banks: Banks) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """What the product with gate and up takes, with the factors of down; and what stands for each in a body."""
     joined, one_joined = len(banks.gate_up) == 1, len(banks.one) == 1
     one = banks.one or (None,)
     named: dict[str, tuple[Operand | None, tuple[str, ...]]] = {
@@ -124,7 +117,7 @@ def multiply(
         "D": (banks.down, ("F",)),
         "OD": (banks.one_down, ("F",)),
     }
-    arrays: dict[str, mx.array] = {"x": x, "chosen": chosen, "weights": weights}
+    arrays: dict[str, mx.array] = {}
     defines: dict[str, str] = {}
     for name, (operand, parts) in named.items():
         found, macros = arguments(name, operand, parts)
@@ -133,6 +126,37 @@ def multiply(
     for half, whole, same in (("U", "G", joined), ("OU", "OG", one_joined)):
         if same:
             defines |= {f"{half}_{part}": defines[f"{whole}_{part}"] for part in (ONE if half == "OU" else ALL)}
+    return arrays, defines
+
+
+def first_template(banks: Banks) -> dict[str, int | bool]:
+    """Where the rows of gate and up are, and what becomes of them."""
+    joined = len(banks.gate_up) == 1
+    alpha, limit = banks.clamp or (0.0, 0.0)
+    return {
+        "G_ROWS": banks.gate_up[0].rows,
+        "U_FROM": 1 if banks.by_turns else banks.inner if joined else 0,
+        "STRIDE": 2 if banks.by_turns else 1,
+        "OU_FROM": banks.inner if len(banks.one) == 1 else 0,
+        "ACTIVATION": ACTIVATIONS[banks.activation],
+        "CLAMPED": banks.clamp is not None,
+        "ALPHA_BITS": bits_of(alpha),
+        "LIMIT_BITS": bits_of(limit),
+    }
+
+
+def multiply(
+    gpu: Gpu, banks: Banks, x: mx.array, chosen: mx.array, weights: mx.array, residual: mx.array | None = None
+) -> mx.array:
+    """`Σ weight · down(activation(gate(x)) · up(x)) (+ residual)` of rows x `[T, hidden]`, bfloat16, biases included.
+
+    `chosen` uint32 and `weights` float32 are `[T, k]`; the number of experts stands for the one. Sums are float32, and
+    rounded once.
+    """
+    tokens, per = chosen.shape
+    inner, hidden = banks.inner, banks.hidden
+    arrays, defines = first_arguments(banks)
+    arrays = {"x": x, "chosen": chosen, "weights": weights} | arrays
     fixed: dict[str, int | bool] = {
         "MODE": banks.down.format.code,
         "GROUP": banks.down.format.group,
@@ -146,15 +170,8 @@ def multiply(
             **fixed,
             "K_": hidden,
             "N_": inner,
-            "G_ROWS": banks.gate_up[0].rows,
-            "U_FROM": 1 if banks.by_turns else inner if joined else 0,
-            "STRIDE": 2 if banks.by_turns else 1,
-            "OU_FROM": inner if one_joined else 0,
-            "ACTIVATION": ACTIVATIONS[banks.activation],
-            "CLAMPED": banks.clamp is not None,
-            "ALPHA_BITS": bits_of(banks.clamp[0] if banks.clamp else 0.0),
-            "LIMIT_BITS": bits_of(banks.clamp[1] if banks.clamp else 0.0),
-            "DEPTH": _depth(-(-hidden // unit), 2, INNER_WARPS),
+            **first_template(banks),
+            "DEPTH": depth_of(-(-hidden // unit), INNER_WARPS, INNER_DEEPEST),
         },
         blocks=(min(gpu.multiprocessors * INNER_RESIDENT, tokens * per * inner // TILE), 1, 1),
         shapes=[(tokens, per, inner)],
@@ -173,7 +190,7 @@ def multiply(
         arrays["weights"] = weights
     summed = _kernel("mixture_down", tuple(arrays), tuple(defines.items()), 1, DOWN_WARPS, DOWN_RESIDENT)(
         list(arrays.values()),
-        {**fixed, "K_": inner, "N_": hidden, "DEPTH": _depth(per * -(-inner // unit), 1, DOWN_WARPS)},
+        {**fixed, "K_": inner, "N_": hidden, "DEPTH": depth_of(per * -(-inner // unit), DOWN_WARPS, DOWN_DEEPEST)},
         blocks=(min(gpu.multiprocessors * DOWN_RESIDENT, tokens * hidden // TILE), 1, 1),
         shapes=[(tokens, hidden)],
         dtypes=[mx.bfloat16],

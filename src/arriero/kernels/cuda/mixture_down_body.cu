@@ -6,7 +6,7 @@ extern __shared__ char shared_[];
   const void* residual_ = RESIDUAL;
   const float* weights_ = WEIGHTS;
   mixture<MODE, GROUP, K_, N_, PER, EXPERTS_, 1, DEPTH>(
-      banks_, chosen, x_shape[0], shared_,
+      banks_, [&](int i) { return __ldg(chosen + i); }, [] {}, x_shape[0], shared_,
       [&](int line, int segment) { return (const bf16*)x + (size_t)(line * PER + segment) * K_; },
       [&](int line, int row) -> float {
         float more = residual_ ? number(__ldcg((const u16*)residual_ + (size_t)line * N_ + row)) : 0.f;

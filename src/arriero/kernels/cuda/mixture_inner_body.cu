@@ -11,7 +11,7 @@ extern __shared__ char shared_[];
                           {OU_W, OU_S, OU_B, OU_F, nullptr, 0, OU_FROM, 1}};
   const float *downs_ = D_F, *one_down_ = OD_F;
   mixture<MODE, GROUP, K_, N_, 1, EXPERTS_, 2, DEPTH>(
-      banks_, chosen, x_shape[0] * PER, shared_,
+      banks_, [&](int i) { return __ldg(chosen + i); }, [] {}, x_shape[0] * PER, shared_,
       [&](int line, int) { return (const bf16*)x + (size_t)(line / PER) * K_; },
       [&](int line, int row) -> More {
         const u32 expert = __ldg(chosen + line);

@@ -133,4 +133,111 @@ __device__ __forceinline__ void dense(const Dense& d, char* shared, const Put& p
   }
 }
 
+// What every token takes beside the experts chosen for it.
+enum { NO_ONE = 0, GATED = 1, WHOLE = 2 };
+
+// The TOP of EXPERTS logits, weighed by their softmax; or by their sigmoid, and chosen by that and a correction, out of the
+// TOP_GROUPS groups whose two best sum highest. With NORMALISE the weights sum to one; `scale` multiplies them. ONE: the
+// number of experts is a last choice, with the sigmoid of the logit behind theirs as weight, or 1.
+//
+// One warp does it: put(k, expert, weight) takes the k-th choice from one lane.
+template <int EXPERTS, int TOP, int ONE, bool NORMALISE, bool SIGMOID, int GROUPS, int TOP_GROUPS, class Put>
+__device__ __forceinline__ void choose(const float* logits, const float* correction, float scale, const Put& put) {
+  constexpr int EACH_ = (EXPERTS + 31) / 32;
+  const int lane = threadIdx.x & 31;
+  auto sigmoid = [](float x) { return 1.f / (1.f + expf(-x)); };
+  u32 v[EACH_], greatest = 0, gone = 0;
+#pragma unroll
+  for (int j = 0; j < EACH_; ++j) {
+    const int e = lane + 32 * j;
+    v[j] = 0;
+    if (e < EXPERTS) {
+      const float logit = __ldcg(logits + e);
+      // −0 and 0 are equal; what is no number, and what is not there, comes after all else.
+      v[j] = key_of((SIGMOID ? sigmoid(logit) + __ldg(correction + e) : logit) + 0.f);
+    }
+  }
+  // Of those that are not gone, the first of the best, and the best that then remains.
+  auto first_of = [&](u32 best) {
+    u32 before = 0;  // how many come behind it
+#pragma unroll
+    for (int j = EACH_ - 1; j >= 0; --j) {
+      const int e = lane + 32 * j;
+      if (!(gone >> j & 1) && e < EXPERTS && v[j] == best) before = EXPERTS - e;
+    }
+    return EXPERTS - greatest_of_warp(before);
+  };
+  auto best_without = [&](u32 expert) {
+    u32 next = 0;
+#pragma unroll
+    for (int j = 0; j < EACH_; ++j) {
+      if (lane + 32 * j == expert) gone |= 1u << j;
+      if (!(gone >> j & 1)) next = max(next, v[j]);
+    }
+    return greatest_of_warp(next);
+  };
+  if (TOP_GROUPS < GROUPS) {
+    constexpr int SIZE = EXPERTS / GROUPS;
+    u32 mine = 0;  // lane g: the order of group g
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; ++g) {
+      u32 of[2], where[2] = {EXPERTS, EXPERTS};
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        u32 best = 0, before = 0;
+#pragma unroll
+        for (int j = 0; j < EACH_; ++j) {
+          const u32 e = lane + 32 * j;
+          if (e < EXPERTS && e / SIZE == g && e != where[0]) best = max(best, v[j]);
+        }
+        of[n] = greatest_of_warp(best);
+#pragma unroll
+        for (int j = EACH_ - 1; j >= 0; --j) {
+          const u32 e = lane + 32 * j;
+          if (e < EXPERTS && e / SIZE == g && e != where[0] && v[j] == of[n]) before = EXPERTS - e;
+        }
+        where[n] = EXPERTS - greatest_of_warp(before);
+      }
+      const u32 order = key_of(of_key(of[0]) + of_key(of[1]) + 0.f);
+      if (lane == g) mine = order;
+    }
+    u32 kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < TOP_GROUPS; ++n) {
+      const u32 left = lane < GROUPS && !(kept >> lane & 1) ? mine : 0u, best = greatest_of_warp(left);
+      const u32 before = lane < GROUPS && !(kept >> lane & 1) && left == best ? GROUPS - lane : 0u;
+      kept |= 1u << (GROUPS - greatest_of_warp(before));
+    }
+#pragma unroll
+    for (int j = 0; j < EACH_; ++j) {
+      const int e = lane + 32 * j;
+      if (e < EXPERTS && !(kept >> (e / SIZE) & 1)) gone |= 1u << j;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < EACH_; ++j)
+    if (!(gone >> j & 1)) greatest = max(greatest, v[j]);
+  greatest = greatest_of_warp(greatest);
+  const float top = of_key(greatest);
+  float total = SIGMOID ? 1e-20f : 0.f;
+  if (!NORMALISE && !SIGMOID) {
+#pragma unroll
+    for (int j = 0; j < EACH_; ++j) total += v[j] ? expf(of_key(v[j]) - top) : 0.f;
+    total = warp_sum(total);
+  }
+  // Lane i keeps the i-th: the greatest, of equals the first.
+  float weight = 0.f;
+  u32 expert = 0, best = greatest;
+#pragma unroll 1
+  for (int k = 0; k < TOP; ++k) {
+    const u32 first = first_of(best);
+    const float of = SIGMOID ? sigmoid(__ldcg(logits + min(first, (u32)EXPERTS - 1))) : best ? expf(of_key(best) - top) : 0.f;
+    if (lane == k) weight = of, expert = first;
+    if (NORMALISE) total += of;
+    best = best_without(first);
+  }
+  if (lane < TOP) put(lane, expert, (NORMALISE || !SIGMOID ? weight / total : weight) * scale);
+  if (ONE && lane == TOP) put(TOP, EXPERTS, ONE == GATED ? sigmoid(__ldcg(logits + EXPERTS)) : 1.f);
+}
+
 }  // namespace arriero

@@ -3,7 +3,7 @@
 extern __shared__ char shared_[];
 {
   using namespace arriero;
-  constexpr int ALL = EXPERTS_ + GATED_ONE, PER = TOP + GATED_ONE, EACH_ = (EXPERTS_ + 31) / 32;
+  constexpr int ALL = EXPERTS_ + (ONE_ == GATED), PER = TOP + (ONE_ != NO_ONE);
   __shared__ bool last_;
   const int rows = x_shape[0];
   Dense dense_ = {};
@@ -26,55 +26,12 @@ extern __shared__ char shared_[];
   __syncthreads();
   if (last_) {
     __threadfence();
-    const int lane = threadIdx.x & 31;
     for (int m = threadIdx.x >> 5; m < rows; m += THREADS / 32) {
-      u32 v[EACH_], greatest = 0;
-#pragma unroll
-      for (int j = 0; j < EACH_; ++j) {
-        const int e = lane + 32 * j;
-        // −0 and 0 are equal; what is no number, and what is not there, comes after all else.
-        v[j] = e < EXPERTS_ ? key_of(__ldcg(scores + m * ALL + e) + 0.f) : 0u;
-        greatest = max(greatest, v[j]);
-      }
-      greatest = greatest_of_warp(greatest);
-      const float top = of_key(greatest);
-      float total = 0.f;
-      if (!NORMALISE) {
-#pragma unroll
-        for (int j = 0; j < EACH_; ++j) total += v[j] ? expf(of_key(v[j]) - top) : 0.f;
-        total = warp_sum(total);
-      }
-      // Lane i keeps the i-th: the greatest, of equals the first.
-      float weight = 0.f;
-      u32 expert = 0, best = greatest, gone = 0;
-#pragma unroll 1
-      for (int k = 0; k < TOP; ++k) {
-        u32 before = 0;  // how many come behind the first of the best
-#pragma unroll
-        for (int j = EACH_ - 1; j >= 0; --j) {
-          const int e = lane + 32 * j;
-          if (!(gone >> j & 1) && e < EXPERTS_ && v[j] == best) before = EXPERTS_ - e;
-        }
-        const u32 first = EXPERTS_ - greatest_of_warp(before);
-        const float of = best ? expf(of_key(best) - top) : 0.f;
-        if (lane == k) weight = of, expert = first;
-        if (NORMALISE) total += of;
-        u32 next = 0;
-#pragma unroll
-        for (int j = 0; j < EACH_; ++j) {
-          if (lane + 32 * j == first) gone |= 1u << j;
-          if (!(gone >> j & 1)) next = max(next, v[j]);
-        }
-        best = greatest_of_warp(next);
-      }
-      if (lane < TOP) {
-        chosen[m * PER + lane] = expert;
-        weights[m * PER + lane] = weight / total;
-      }
-      if (GATED_ONE && lane == TOP) {
-        chosen[m * PER + TOP] = EXPERTS_;
-        weights[m * PER + TOP] = 1.f / (1.f + expf(-__ldcg(scores + m * ALL + EXPERTS_)));
-      }
+      choose<EXPERTS_, TOP, ONE_, NORMALISE, SIGMOID, GROUPS, TOP_GROUPS>(
+          scores + m * ALL, (const float*)CORRECTION, __int_as_float(SCALE_BITS), [&](int k, u32 expert, float weight) {
+            chosen[m * PER + k] = expert;
+            weights[m * PER + k] = weight;
+          });
     }
     if (threadIdx.x == 0) *(u32*)arrived = 0;
   }

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.router import Choice
 from arriero.kernels.topk import top_k
 from arriero.model.architectures import check_config
 from arriero.model.checkpoint import Checkpoint
@@ -126,6 +127,12 @@ class SoftmaxRouter:
     def load(cls, checkpoint: Checkpoint, prefix: str, config: CorrectedRouterConfig, *, hidden: int) -> Self:
         """`weight` `[experts, hidden]` under `prefix`."""
         return cls(config, Linear.load(checkpoint, prefix, mx.float32, bias=False, shape=(config.experts, hidden)))
+
+    @property
+    def choice(self) -> Choice | None:
+        """As the CUDA kernels take it; None for what they don't."""
+        c = self.config
+        return Choice(c.top_k, False, c.scale) if c.top_groups == c.groups else None
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""

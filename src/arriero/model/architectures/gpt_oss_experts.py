@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels import device
+from arriero.kernels.cuda.router import Choice
 from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.sparse_part import SparsePart
 from arriero.kernels.topk import top_k_values
@@ -168,7 +169,7 @@ class SparseMLP:
     def __init__(self, router: Router, experts: ClampedExperts) -> None:
         self.router = router
         self.experts = experts
-        self.part = SparsePart(router.gate.matrix, router.top_k, True, experts.part)
+        self.part = SparsePart(router.gate.matrix, Choice(router.top_k, normalise=True), experts.part)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: ExpertsConfig) -> Self:

@@ -8,6 +8,7 @@ from typing import Self
 import mlx.core as mx
 
 from arriero.kernels.activation import softcap
+from arriero.kernels.cuda.router import Choice
 from arriero.kernels.topk import top_k, top_k_values
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -78,6 +79,14 @@ class CorrectedRouter:
         expect_shape(name, tuple(correction.shape), (config.experts,))
         gate = Linear.load(checkpoint, prefix, mx.float32, bias=False, shape=(config.experts, hidden))
         return cls(config, gate, correction.astype(mx.float32))
+
+    @property
+    def choice(self) -> Choice | None:
+        """As the CUDA kernels take it; None for what they don't."""
+        c = self.config
+        if c.cap is not None:
+            return None
+        return Choice(c.top_k, c.normalise, c.scale, self.correction, c.groups, c.top_groups)
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x `[T, hidden]` to experts, uint32 `[T, k]`, and their weights, float32 `[T, k]`."""

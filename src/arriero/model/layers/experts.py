@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels.activation import sigmoid_gate
+from arriero.kernels.cuda.router import Choice
 from arriero.kernels.device import native
 from arriero.kernels.expert_part import ExpertPart
 from arriero.kernels.gather_matmul import (
@@ -265,8 +266,7 @@ def sparse_part(
     alike = shared is None or shared.activation == experts.activation
     return SparsePart(
         router.gate.matrix,
-        router.top_k,
-        router.normalise,
+        Choice(router.top_k, router.normalise),
         experts.part if alike else None,
         one_gate=None if gate is None else gate.matrix,
         one_gate_up=() if shared is None else shared.gate_up.matrices,
