@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import struct
 import subprocess
 import time
 from dataclasses import replace
@@ -83,6 +84,24 @@ def test_code_lies_where_mlx_looks_and_is_made_once(store: Store, monkeypatch: p
     os.utime(place, (0, 0))
     assert store.keep(TEXT)
     assert place.stat().st_mtime > time.time() - 60
+
+
+@pytest.mark.parametrize("what", ["no code", "cut", "no symbol", "empty symbol"])
+def test_code_that_is_not_whole_is_made_again(store: Store, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    # A header of 64 bytes whose table of one section ends at byte 192.
+    elf = b"\x7fELF".ljust(40, b"\0") + struct.pack("<Q4xHHHHHH", 128, 64, 56, 0, 64, 1, 0) + bytes(128)
+    monkeypatch.setattr(compiled, "_compiled", lambda text, architecture: (elf, "_Zsymbol"))
+    assert store.keep(TEXT)
+    code = store.place(TEXT)
+    symbol = code.with_suffix(".txt")
+    if what == "no symbol":
+        symbol.unlink()
+    elif what == "empty symbol":
+        symbol.write_bytes(b"")
+    else:
+        code.write_bytes(elf[:190] if what == "cut" else b"")
+    assert store.keep(TEXT)
+    assert (code.read_bytes(), symbol.read_text()) == (elf, f"mlx::core::cu::{TEXT.function}\t_Zsymbol\n")
 
 
 def test_a_long_name_is_folders_as_mlx_makes_them(store: Store) -> None:

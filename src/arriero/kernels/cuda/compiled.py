@@ -139,7 +139,7 @@ class Store:
         """
         place = self.place(text)
         try:
-            if place.exists():
+            if _whole(place):
                 os.utime(place)
                 return True
             started = time.monotonic()
@@ -199,6 +199,29 @@ def folder_for(capability: tuple[int, int]) -> Path:
     home = Path(os.environ.get("ARRIERO_HOME") or Path.home() / ".arriero")
     major, minor = capability
     return home / "cuda" / f"sm{major}{minor}-nvrtc{version()}-mlx{metadata.version('mlx')}"
+
+
+def _whole(code: Path) -> bool:
+    """Whether a file of code and the one with its symbol are there, not cut short as a full disk or a crash leave them.
+
+    MLX loads whatever it finds, and fails at each start on a piece of one.
+    """
+    try:
+        with code.open("rb") as file:
+            head = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+        symbols = code.with_suffix(".txt").stat().st_size
+    except FileNotFoundError:
+        return False
+    if not head or not symbols:
+        return False
+    if not head.startswith(b"\x7fELF"):
+        return True
+    if len(head) < 64:
+        return False
+    # Of a 64-bit ELF: where the tables of segments and sections begin, and sizes and counts of their entries.
+    segments, sections, segment, count, entry, entries = struct.unpack_from("<QQ4xxxHHHH", head, 32)
+    return size >= max(segments + segment * count, sections + entry * entries)
 
 
 def _write(path: Path, data: bytes) -> None:
