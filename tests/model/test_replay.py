@@ -8,6 +8,7 @@ import pytest
 
 from arriero.bench.gpu_models import Quantization, random_model
 from arriero.model.contract import Batch, Hidden, Span
+from arriero.model.layers import replay as module
 from arriero.runner.caches import linear
 from tests.helpers.cuda import emulate
 from tests.helpers.small_shapes import small
@@ -30,6 +31,11 @@ def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest
         return made
 
     monkeypatch.setattr(replay, "_first", first)
+    asked: list[int] = []
+    held = module._held
+    monkeypatch.setattr(
+        module, "_held", lambda of_slot, lengths: (asked.append(of_slot[0].offset), held(of_slot, lengths))[1]
+    )
 
     def written() -> list[np.ndarray]:
         caches, steps = model.new_caches(), []
@@ -42,6 +48,8 @@ def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest
 
     replayed = written()
     assert built == [BEFORE]
+    # The last two steps are the one before them once more, and ask for nothing else.
+    assert set(asked) == {BEFORE, BEFORE + 1, BEFORE + 2}
     assert len(replay._forms) == 2
     replay._refused = True
     for ours, plain in zip(replayed, written(), strict=True):

@@ -166,6 +166,16 @@ class _Places:
     arrays: list[mx.array]
 
 
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """A replayed step of rows with a token each, whose memories all hold keys and values."""
+
+    form: Form
+    seen: _Seen
+    layouts: list[tuple[int, int]]
+    """Of every row's cache, slot by slot."""
+
+
 class Replay:
     """The forwards of one model."""
 
@@ -174,6 +184,8 @@ class Replay:
         self._forward = forward
         self._forms: OrderedDict[Form, _Seen] = OrderedDict()
         self._next: _Places | None = None
+        self._steady: _Steady | None = None
+        """What the step was that left `_next` behind."""
         self._refused = False
 
     def possible(self, batch: Batch) -> bool:
@@ -185,6 +197,9 @@ class Replay:
 
         `coming` gives, for each slot of n-grams, what the host looks up; it is filled in once the forward is built.
         """
+        again = self._again(batch)
+        if again is not None:
+            return again
         if not self.possible(batch):
             return self._forward(batch)
         slots = range(len(batch.spans[0].caches))
@@ -220,9 +235,8 @@ class Replay:
             self._forms.clear()
             return self._forward(batch)
         contexts = contexts or {slot: one.fill() for slot, one in hosted.items()}
-        taps = rest.pop(0) if batch.taps else None
-        head_input = rest.pop(0) if seen.head_input else None
         after = [span.position + span.length for span in batch.spans]
+        made = self._hidden(final, rest, batch, seen)
         left = iter(rest)
         for slot, (of_slot, held_of) in enumerate(zip(caches, buffers, strict=True)):
             if _linear(of_slot):
@@ -240,6 +254,46 @@ class Replay:
                     cache.advance(states, span.length, alone=seen.alone)
         found = list(left)
         self._next = _Places(form, after, found) if found else None
+        steady = self._next is not None and all(map(_linear, caches))
+        self._steady = _Steady(form, seen, [one for of_slot in form[2] for one in of_slot]) if steady else None
+        return made
+
+    def _again(self, batch: Batch) -> Hidden | None:
+        """The forward where it is the latest one's next step in all respects, without asking for its form."""
+        steady, places, spans = self._steady, self._next, batch.spans
+        if (
+            self._refused
+            or steady is None
+            or places is None
+            or steady.seen.run is None
+            or batch.features
+            or [span.position for span in spans] != places.positions
+            or any(span.length != 1 or span.layout is not None for span in spans)
+            or tuple(batch.taps) != steady.form[1]
+        ):
+            return None
+        caches = [cache for of_slot in zip(*(span.caches for span in spans), strict=True) for cache in of_slot]
+        buffers: list[mx.array] = []
+        for cache, layout in zip(caches, steady.layouts, strict=True):
+            held = cache.still_in_place(layout)
+            if held is None:
+                return None
+            buffers += held
+        self._next = None
+        after = [position + 1 for position in places.positions]
+        ropes = [rope.held(max(after)) for rope in steady.seen.ropes]
+        final, *rest = steady.seen.run([batch.tokens, *places.arrays, *ropes, *buffers])
+        made = self._hidden(final, rest, batch, steady.seen)
+        for cache in caches:
+            cache.commit_in_place(1, final)
+        self._next = _Places(steady.form, after, rest)
+        return made
+
+    @staticmethod
+    def _hidden(final: mx.array, rest: list[mx.array], batch: Batch, seen: _Seen) -> Hidden:
+        """What a recording gives first, taken off the rest."""
+        taps = rest.pop(0) if batch.taps else None
+        head_input = rest.pop(0) if seen.head_input else None
         return Hidden(final, taps, head_input)
 
     def _first(self, form: Form, batch: Batch) -> Hidden:
