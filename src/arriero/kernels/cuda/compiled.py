@@ -220,7 +220,8 @@ def _whole(code: Path) -> bool:
     if len(head) < 64:
         return False
     # Of a 64-bit ELF: where the tables of segments and sections begin, and sizes and counts of their entries.
-    segments, sections, segment, count, entry, entries = struct.unpack_from("<QQ4xxxHHHH", head, 32)
+    numbers: tuple[int, ...] = struct.unpack_from("<QQ4xxxHHHH", head, 32)
+    segments, sections, segment, count, entry, entries = numbers
     return size >= max(segments + segment * count, sections + entry * entries)
 
 
