@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -120,6 +122,13 @@ def test_several_tokens_of_a_row_turned_by_neighbours(executed: Gpu) -> None:
 )
 def test_published_shapes(executed: Gpu, heads: int, lengths: list[int], positions: list[int]) -> None:
     check(executed, latent.Shape(heads, 512, 64, 128, 192**-0.5, interleaved=True), lengths, positions)
+
+
+@pytest.mark.parametrize(("multiprocessors", "splits"), [(20, 16), pytest.param(132, 64, marks=ON_GPU)])
+def test_keys_that_many_blocks_share(executed: Gpu, multiprocessors: int, splits: int) -> None:
+    many = replace(executed, multiprocessors=multiprocessors)
+    assert latent.splits(many, SMALL, 1) == splits
+    check(many, SMALL, [1], [700])
 
 
 def test_large_scores_don_t_overflow(executed: Gpu) -> None:

@@ -3,7 +3,9 @@
 // their part for latents is made, their other part is rotated here. What is new is normed, rotated and appended in place.
 //
 // A line is one head of one token; a block takes 16 lines of one of attention.cu's groups and a part of the keys. Its warps
-// divide the keys to score them, and the elements of the latents to sum them. The grid is (splits, blocks of lines, groups).
+// divide the keys to score them, and the elements of the latents to sum them. Then the blocks wait for one another, and
+// those of the same lines divide the elements among themselves to sum what all have made of them. The grid is splits times
+// blocks of lines times groups, and all of it stands on the device at once where there is more than one split.
 namespace arriero {
 
 struct Latent {
@@ -15,6 +17,14 @@ struct Latent {
   const void* gain;      // of the latent's norm
   float eps, scale;
 };
+
+constexpr int LINES = 16;
+
+// Keys of a split.
+template <int SPLITS>
+__device__ __forceinline__ int chunk_of(int end) {
+  return ((end + SPLITS - 1) / SPLITS + 63) & ~63;
+}
 
 // Element i of a rotated part, by pairs (2i, 2i + 1) or by halves.
 template <int ROTATED, bool INTERLEAVED>
@@ -28,26 +38,16 @@ __device__ __forceinline__ bf16 turned(const bf16* from, const float* angles, in
 
 template <int HEADS, int RANK, int ROTATED, int NOPE, int QUERY_WIDTH, int FRESH_WIDTH, int FRESH_FROM, int SPLITS,
           bool INTERLEAVED, bool WIDE_GAIN>
-__device__ __forceinline__ void attend_latent(const Latent& in, const Group* groups, bf16* const* keys, u32* arrived,
-                                              float* parts, bf16* out, char* shared) {
-  constexpr int D = RANK + ROTATED, LINES = 16, OWN = RANK / 4, V = OWN / 64, STRIDE = RANK + 4, SCORES = 64 + 4;
+__device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, bf16* K, float* mine, int split, int line0, char* shared) {
+  constexpr int D = RANK + ROTATED, OWN = RANK / 4, V = OWN / 64, STRIDE = RANK + 4, SCORES = 64 + 4;
   constexpr int LINE = D + (D / 2 % 32 ? 0 : 32);  // so that two lines lie in different banks
   static_assert(THREADS == 128 && OWN % 64 == 0 && D % 32 == 0, "four warps, a quarter of the latents each");
   bf16* qs = (bf16*)shared;                            // [LINES][LINE]
   float* scores = (float*)(shared + LINES * LINE * 2);  // [LINES][SCORES]
-  __shared__ bool last;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
-  const int split = blockIdx.x, line0 = blockIdx.y * LINES;
-  const Group g = groups[blockIdx.z];
   const int lines = min(g.count * HEADS - line0, LINES);
+  const int end = g.place + g.count, chunk = chunk_of<SPLITS>(end), lo = split * chunk, hi = min(lo + chunk, end);
   if (lines <= 0) return;
-  bf16* K = keys[g.row];
-  const int end = g.place + g.count, chunk = ((end + SPLITS - 1) / SPLITS + 63) & ~63;
-  const int lo = split * chunk, hi = min(lo + chunk, end);
-
-  const int place = blockIdx.z * gridDim.y + blockIdx.y;
-  float* mine = parts + (size_t)place * SPLITS * LINES * STRIDE;
-  auto line_of = [&](int part, int r) { return mine + ((size_t)part * LINES + r) * STRIDE; };
   if (lo < hi) {
     for (int i = tid; i < LINES * (RANK / 8); i += THREADS) {
       const int r = i / (RANK / 8), e = i % (RANK / 8), line = line0 + r;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group* gro
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
       const bf16 *k0 = K + (size_t)min(kb + 16 * warp + gid, hi - 1) * D + 8 * t,
                  *k1 = K + (size_t)min(kb + 16 * warp + 8 + gid, hi - 1) * D + 8 * t;
-#pragma unroll 6
+#pragma unroll 9
       for (int c = 0; c < D / 32; ++c) {
         const uint4 a = *(const uint4*)(qs + gid * LINE + 32 * c + 8 * t);
         const uint4 b = *(const uint4*)(qs + (gid + 8) * LINE + 32 * c + 8 * t);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group* gro
     for (int half = 0; half < 2; ++half) {
       const int r = gid + 8 * half;
       if (r >= lines) continue;
-      float* to = line_of(split, r);
+      float* to = mine + ((size_t)split * LINES + r) * STRIDE;
 #pragma unroll
       for (int c = 0; c < V; ++c)
 #pragma unroll
@@ -196,32 +196,58 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group* gro
       }
     }
   }
-  __threadfence();
-  __syncthreads();
-  if (tid == 0) last = atomicAdd(arrived + place, 1u) == SPLITS - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
+}
+
+// A block's share of the elements of its lines: of each the sum over all splits, weighed by what their keys weigh.
+template <int HEADS, int RANK, int SPLITS>
+__device__ __forceinline__ void combine_latent(const Group& g, const float* mine, bf16* out, int split, int line0,
+                                               char* shared) {
+  constexpr int STRIDE = RANK + 4, SHARE = RANK / SPLITS, ITEMS = LINES * SHARE / 4;
+  constexpr int TOGETHER = ITEMS < THREADS ? THREADS / ITEMS : 1;  // threads that divide the splits of four elements
+  static_assert(SHARE % 4 == 0 && (TOGETHER & (TOGETHER - 1)) == 0 && TOGETHER <= 32, "lanes of a warp sum");
+  float* weights = (float*)shared;  // [LINES][SPLITS]
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  const int lines = min(g.count * HEADS - line0, LINES), end = g.place + g.count, chunk = chunk_of<SPLITS>(end);
   const int used = (end + chunk - 1) / chunk;
-  for (int i = tid; i < lines * (RANK / 4); i += THREADS) {
-    const int r = i / (RANK / 4), d = i % (RANK / 4) * 4, line = line0 + r;
+  auto line_of = [&](int part, int r) { return mine + ((size_t)part * LINES + r) * STRIDE; };
+  for (int r = warp; r < lines; r += THREADS / 32) {
     float m = NOTHING, l = 0.f;
-    float4 a = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-    for (int k = 0; k < used; ++k) m = fmaxf(m, __ldcg(line_of(k, r) + RANK));
-#pragma unroll 8
-    for (int k = 0; k < used; ++k) {
+    for (int k = lane; k < used; k += 32) m = fmaxf(m, __ldcg(line_of(k, r) + RANK));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+    for (int k = lane; k < used; k += 32) {
       const float2 of = __ldcg((const float2*)(line_of(k, r) + RANK));
-      const float4 v = __ldcg((const float4*)(line_of(k, r) + d));
       const float f = exp2f(of.x - m);
+      weights[r * SPLITS + k] = f;
       l += f * of.y;
+    }
+    l = 1.f / warp_sum(l);
+    for (int k = lane; k < used; k += 32) weights[r * SPLITS + k] *= l;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int item = tid / TOGETHER; item < ITEMS; item += THREADS / TOGETHER) {
+    const int r = item / (SHARE / 4), d = split * SHARE + item % (SHARE / 4) * 4, line = line0 + r;
+    float4 a = make_float4(0, 0, 0, 0);
+    const int count = r < lines ? used : 0;
+#pragma unroll 16
+    for (int k = tid % TOGETHER; k < count; k += TOGETHER) {
+      const float4 v = __ldcg((const float4*)(line_of(k, r) + d));
+      const float f = weights[r * SPLITS + k];
       a.x += f * v.x, a.y += f * v.y, a.z += f * v.z, a.w += f * v.w;
     }
-    const float inverse = 1.f / l;
-    bf16* to = out + ((size_t)(g.line + line / HEADS) * HEADS + line % HEADS) * RANK + d;
-    *(uint2*)to = make_uint2(pair(a.x * inverse, a.y * inverse), pair(a.z * inverse, a.w * inverse));
+#pragma unroll
+    for (int o = TOGETHER / 2; o; o >>= 1) {
+      a.x += __shfl_xor_sync(~0u, a.x, o);
+      a.y += __shfl_xor_sync(~0u, a.y, o);
+      a.z += __shfl_xor_sync(~0u, a.z, o);
+      a.w += __shfl_xor_sync(~0u, a.w, o);
+    }
+    if (r < lines && tid % TOGETHER == 0) {
+      bf16* to = out + ((size_t)(g.line + line / HEADS) * HEADS + line % HEADS) * RANK + d;
+      *(uint2*)to = make_uint2(pair(a.x, a.y), pair(a.z, a.w));
+    }
   }
-  if (tid == 0) arrived[place] = 0;
 }
 
 }  // namespace arriero

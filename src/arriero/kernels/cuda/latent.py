@@ -9,7 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from arriero.kernels.cuda.attention import COUNTERS, LONGEST, Launch, _counters, angles_on_device, launches
+from arriero.kernels.cuda.attention import LONGEST, Launch, angles_on_device, launches
+from arriero.kernels.cuda.gathering import gathered
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.source import Kernel
@@ -19,7 +20,9 @@ LINES = 16
 """Heads of tokens that a block takes."""
 TOKENS = 8
 """The most tokens of a group."""
-MOST_SPLITS = 32
+MOST_SPLITS = 128
+RESIDENT = 2
+"""Blocks that a multiprocessor holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,12 @@ class Shape:
 
 def takes(shape: Shape, lengths: Sequence[int], angles: mx.array, norm: Norm) -> bool:
     """Whether `attend` computes this, for bfloat16: short spans, latents of multiples of 256."""
-    tokens = tokens_of(max(lengths))
-    groups = sum(-(-length // tokens) for length in lengths)
     return (
         shape.rank % 256 == 0
         and shape.rotated % 32 == 0
         and angles.shape[1] * 2 == shape.rotated
         and norm[0].dtype in (mx.bfloat16, mx.float32)
         and 0 < max(lengths) <= LONGEST
-        and 0 < groups * _blocks(shape, tokens) <= COUNTERS
     )
 
 
@@ -66,16 +66,17 @@ def _blocks(shape: Shape, tokens: int) -> int:
     return -(-tokens * shape.heads // LINES)
 
 
-def splits(gpu: Gpu, blocks: int) -> int:
-    """Parts that a row's keys are divided into, where without that there would be so many blocks."""
-    wanted = max(1, min(MOST_SPLITS, gpu.multiprocessors // blocks))
+def splits(gpu: Gpu, shape: Shape, blocks: int) -> int:
+    """Parts that a row's keys are divided into, where without that there would be so many blocks: all fit at once."""
+    wanted = max(1, min(MOST_SPLITS, shape.rank // 4, gpu.multiprocessors // blocks))
     power: int = 1 << (wanted.bit_length() - 1)
     return power
 
 
 def shared_bytes(shape: Shape) -> int:
-    """Shared memory of a block."""
-    return LINES * (shape.width + (0 if shape.width // 2 % 32 else 32)) * 2 + LINES * (64 + 4) * 4
+    """Shared memory of a block: queries and scores, and then a weight for each line and split."""
+    scored = LINES * (shape.width + (0 if shape.width // 2 % 32 else 32)) * 2 + LINES * (64 + 4) * 4
+    return max(scored, LINES * MOST_SPLITS * 4)
 
 
 @cache
@@ -84,7 +85,7 @@ def kernel(rows: int, shared: int, together: bool) -> Kernel:
     return Kernel(
         name="latent",
         inputs=(
-            *("absorbed", "queries", *(() if together else ("fresh",)), "angles", "gain", "groups", "arrived"),
+            *("absorbed", "queries", *(() if together else ("fresh",)), "angles", "gain", "groups", "gathered"),
             *named("k", rows),
         ),
         outputs=("out", "parts"),
@@ -93,6 +94,8 @@ def kernel(rows: int, shared: int, together: bool) -> Kernel:
         threads=128,
         shared=shared,
         defines=(("SPANS", str(rows)), ("FRESH", "queries" if together else "fresh")),
+        resident=RESIDENT,
+        phases=2,
         # A copy of a buffer would take the new tokens in its place. Caches make them contiguous.
         contiguous=False,
     )
@@ -148,11 +151,12 @@ def _launch(
     rows = 1 if launch.rows == 1 else ROWS
     mine = buffers[launch.first : launch.first + launch.rows]
     blocks = _blocks(shape, tokens)
-    parts = splits(gpu, blocks * launch.count)
+    parts = splits(gpu, shape, blocks * launch.count)
     together = fresh is queries
+    counts = gathered(parts * blocks * launch.count)
     made = kernel(rows, shared_bytes(shape), together)(
         [
-            *(absorbed, queries, *([] if together else [fresh]), angles, norm[0], launch.groups, _counters()),
+            *(absorbed, queries, *([] if together else [fresh]), angles, norm[0], launch.groups, counts),
             *filled(mine, rows),
         ],
         {
@@ -164,12 +168,13 @@ def _launch(
             "FRESH_WIDTH": fresh.shape[1],
             "FRESH_FROM": begin,
             "SPLITS": parts,
+            "BLOCKS": blocks,
             "INTERLEAVED": shape.interleaved,
             "WIDE_GAIN": norm[0].dtype == mx.float32,
             "EPS_BITS": bits_of(norm[1]),
             "SCALE_BITS": bits_of(shape.scale),
         },
-        blocks=(parts, blocks, launch.count),
+        blocks=(parts * blocks * launch.count, 1, 1),
         shapes=[
             (launch.tokens, shape.heads, shape.rank),
             (launch.count * blocks * parts * LINES * (shape.rank + 4),),

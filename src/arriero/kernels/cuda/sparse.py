@@ -8,11 +8,12 @@ from functools import cache
 import mlx.core as mx
 
 from arriero.kernels.cuda import router
+from arriero.kernels.cuda.gathering import gathered
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.mixture import Banks, arguments, depth_of, first_arguments, first_template
 from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.router import Choice
-from arriero.kernels.cuda.source import Kernel, argument
+from arriero.kernels.cuda.source import Kernel
 
 CHAIN = "ARRIERO_CUDA_CHAIN"
 """The setting: 0 has each part be a launch of its own, whose blocks don't wait for one another."""
@@ -47,14 +48,6 @@ def fits(
         and bucket_for(gpu, x.shape[0], x.shape[1]) > 0
         and router.fits(gpu, x, w, choice, one, bias)
     )
-
-
-@cache
-def _gathered(blocks: int) -> mx.array:
-    """Counts of 64 bits of the blocks that have arrived, for launches of so many."""
-    made = argument(mx.zeros((8,), mx.uint32))
-    mx.eval(made)
-    return made
 
 
 @cache
@@ -98,7 +91,7 @@ def multiply(
     # Besides, a block has what it has chosen, and the device keeps some for itself.
     resident = max(1, min(RESIDENT, gpu.shared_memory // (shared + 2048)))
     given = router.optional(branch, norm, one, bias, choice)
-    arrays = {"x": x, "w": w, "gathered": _gathered(gpu.multiprocessors * resident)}
+    arrays = {"x": x, "w": w, "gathered": gathered(gpu.multiprocessors * resident)}
     arrays |= {name: array for name, array in given.items() if array is not None}
     defines = router.placed((name, array is not None) for name, array in given.items())
     found, macros = first_arguments(banks)
