@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -221,3 +222,20 @@ def test_sampling_never_waits_for_the_device():
     mx.eval(tokens)
     total = time.perf_counter() - started
     assert built < total / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "largest"),
+    [
+        ([{"temperature": 0.0}], True),
+        ([{"temperature": 0.0}, {"temperature": 0.0, "seed": 3}], True),
+        ([{"temperature": 0.0}, {}], False),
+        ([{"temperature": 0.0, "repeat_penalty": 1.2}], False),
+        ([{"temperature": 0.0, "logprobs": True}], False),
+    ],
+)
+def test_it_says_where_the_largest_logits_are_all_that_is_wanted(options: list[dict[str, Any]], largest: bool) -> None:
+    sampler = Sampler(50, 100)
+    for row, how in enumerate(options):
+        sampler.add(row, SamplingOptions(**how), [1])
+    assert sampler.largest(range(len(options))) is largest

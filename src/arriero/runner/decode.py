@@ -7,7 +7,7 @@ then takes part in k + 1 for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.kernels.device import cuda
+from arriero.kernels.topk import argmax
 from arriero.model.contract import Batch, Cache, Hidden, Model, Span
 from arriero.runner.caches.linear import LinearCache
 from arriero.runner.messages import SamplingOptions, TokenLogprob
@@ -50,6 +51,14 @@ class Sampler(Protocol):
     def sample(
         self, rows: Sequence[str], logits: mx.array, allowed: Mapping[Hashable, np.ndarray] | None = None
     ) -> Sampled: ...
+
+    def largest(self, rows: Sequence[str]) -> bool:
+        """Whether each of these rows draws its largest logit, and nothing else is asked."""
+        ...
+
+    def drawn(self, tokens: mx.array) -> Sampled:
+        """Those, drawn elsewhere."""
+        ...
 
 
 @dataclass(slots=True)
@@ -96,6 +105,13 @@ class Pipeline:
     """Its drafts are told of every forward."""
     latest: Flight | None = None
     _marker: mx.array = field(default_factory=lambda: mx.zeros(1))
+    _best: Callable[[mx.array], mx.array] | None = None
+    """From final states to the largest logits' tokens as one recorded graph, where Python is what a step waits for."""
+
+    def __post_init__(self) -> None:
+        if cuda() is not None:
+            model = self.model
+            self._best = mx.compile(lambda hidden: argmax(model.logits(hidden)).view(mx.int32))
 
     def build(self, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
         """The graph of one forward: a token for each of `rows`, then the prompt tokens of `chunks`.
@@ -115,11 +131,15 @@ class Pipeline:
         outputs: list[mx.array] = []
         logits = None
         if rows:
-            logits = self.model.logits(hidden if len(rows) == hidden.shape[0] else hidden[: len(rows)])
+            last, ids = hidden if len(rows) == hidden.shape[0] else hidden[: len(rows)], [row.id for row in rows]
             if any(row.constraint is not None for row in rows):
+                logits = self.model.logits(last)
                 outputs.append(logits)
             else:
-                sampled, logits = self.sampler.sample([row.id for row in rows], logits), None
+                if self._best is not None and self.sampler.largest(ids):
+                    sampled = self.sampler.drawn(self._best(last))
+                else:
+                    sampled = self.sampler.sample(ids, self.model.logits(last))
                 outputs += sampled.arrays()
         if self.speculator is not None:
             outputs += self.speculator.follow(rows, beside, result)

@@ -156,6 +156,16 @@ class Sampler:
         found = logprobs(logits[plan.asking], tokens[plan.asking], plan.alternatives)
         return Sampled(tokens, found, plan.asked)
 
+    def largest(self, rows: Sequence[Hashable]) -> bool:
+        """Whether each of these rows draws its largest logit, and nothing is asked about it or kept of it."""
+        plan = self._plan(tuple(rows))
+        (group, *others) = plan.groups
+        return not others and not plan.asked and group.parameters.greedy and group.lines is None
+
+    def drawn(self, tokens: mx.array) -> Sampled:
+        """Tokens `[n]` int32 that rows have drawn of which `largest` said so."""
+        return Sampled(tokens)
+
     def distribution(
         self, row: Hashable, logits: mx.array, chain: mx.array | None = None, allowed: mx.array | None = None
     ) -> Distribution:
