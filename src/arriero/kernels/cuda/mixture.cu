@@ -19,6 +19,12 @@ struct Bank {
   int stride;            // from each that counts to the next
 };
 
+// The second of two, or the first: field by field, so that neither has to lie in memory.
+__device__ __forceinline__ Bank either(bool second, const Bank& a, const Bank& b) {
+  return {second ? b.w : a.w,         second ? b.scales : a.scales, second ? b.biases : a.biases,
+          second ? b.factors : a.factors, second ? b.bias : a.bias,     second ? b.rows : a.rows,
+          second ? b.from : a.from,   second ? b.stride : a.stride};
+}
 __device__ __forceinline__ long row_of(const Bank& bank, bool one, u32 expert, int row) {
   return (one ? 0l : (long)expert * bank.rows) + bank.from + (long)row * bank.stride;
 }
@@ -57,10 +63,10 @@ __device__ __forceinline__ void mixture(const Bank* banks, const Chosen& chosen,
     if (load_step < mine && u < UNITS) {
       const int step = block + load_step * grid, line = step / STEPS, segment = u / EACH_;
       const u32 expert = chosen(line * SEGMENTS + segment);
-      const bool one = expert == EXPERTS;
+      const bool one = banks[TILES].w && expert == EXPERTS;
 #pragma unroll
       for (int r = 0; r < TILES; ++r) {
-        const Bank& bank = banks[r + (one ? TILES : 0)];
+        const Bank bank = either(one, banks[r], banks[r + TILES]);
         const long row = row_of(bank, one, expert, step % STEPS * 16 + gid);
         const char* q = (const char*)bank.w + row * ROW_BYTES + u % EACH_ * 64 + t * 16;
         if (there(u)) {

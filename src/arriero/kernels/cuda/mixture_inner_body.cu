@@ -18,7 +18,7 @@ extern __shared__ char shared_[];
         const bool one = expert == EXPERTS_;
         const float* of = one ? one_down_ : downs_;
         const float down = of ? __ldg(of + (one ? 0u : expert)) : 1.f;
-        const Bank &gate = banks_[one ? 2 : 0], &up = banks_[one ? 3 : 1];
+        const Bank gate = either(one, banks_[0], banks_[2]), up = either(one, banks_[1], banks_[3]);
         return {factor_of(gate, one, expert, row), bias_of(gate, one, expert, row), factor_of(up, one, expert, row),
                 bias_of(up, one, expert, row), down * __ldg(weights + line)};
       },

@@ -51,9 +51,9 @@ extern __shared__ char shared_[];
         [&](int line, int row) -> More {
           const u32 expert = chosen_[line];
           const bool one = expert == EXPERTS_;
-          const float* of = downs_[one].factors;
+          const float* of = one ? downs_[1].factors : downs_[0].factors;
           const float down = of ? __ldg(of + (one ? 0u : expert)) : 1.f;
-          const Bank &gate = gates_[one ? 2 : 0], &up = gates_[one ? 3 : 1];
+          const Bank gate = either(one, gates_[0], gates_[2]), up = either(one, gates_[1], gates_[3]);
           return {factor_of(gate, one, expert, row), bias_of(gate, one, expert, row), factor_of(up, one, expert, row),
                   bias_of(up, one, expert, row), down * weights_[line]};
         },
