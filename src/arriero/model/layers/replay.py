@@ -19,6 +19,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, TypeGuard
 
 import mlx.core as mx
@@ -168,10 +169,11 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """A replayed step of rows with a token each, whose memories all hold keys and values."""
+    """A replayed step of rows whose memories all hold keys and values."""
 
     form: Form
     seen: _Seen
+    run: Callable[[list[mx.array]], list[mx.array]]
     layouts: list[tuple[int, int]]
     """Of every row's cache, slot by slot."""
 
@@ -184,8 +186,8 @@ class Replay:
         self._forward = forward
         self._forms: OrderedDict[Form, _Seen] = OrderedDict()
         self._next: _Places | None = None
-        self._steady: _Steady | None = None
-        """What the step was that left `_next` behind."""
+        self._steady: dict[tuple[Sequence[int], Sequence[int]], _Steady] = {}
+        """The latest of each number of tokens of each row, and of each set of taps."""
         self._refused = False
 
     def possible(self, batch: Batch) -> bool:
@@ -233,6 +235,7 @@ class Replay:
             log.info("decode steps are built layer by layer: %s", reason)
             self._refused = True
             self._forms.clear()
+            self._steady.clear()
             return self._forward(batch)
         contexts = contexts or {slot: one.fill() for slot, one in hosted.items()}
         after = [span.position + span.length for span in batch.spans]
@@ -254,39 +257,35 @@ class Replay:
                     cache.advance(states, span.length, alone=seen.alone)
         found = list(left)
         self._next = _Places(form, after, found) if found else None
-        steady = self._next is not None and all(map(_linear, caches))
-        self._steady = _Steady(form, seen, [one for of_slot in form[2] for one in of_slot]) if steady else None
+        if all(map(_linear, caches)):
+            layouts = [one for of_slot in form[2] for one in of_slot]
+            if len(self._steady) >= FORMS:
+                self._steady.clear()
+            self._steady[form[0], form[1]] = _Steady(form, seen, seen.run, layouts)
         return made
 
     def _again(self, batch: Batch) -> Hidden | None:
-        """The forward where it is the latest one's next step in all respects, without asking for its form."""
-        steady, places, spans = self._steady, self._next, batch.spans
-        if (
-            self._refused
-            or steady is None
-            or places is None
-            or steady.seen.run is None
-            or batch.features
-            or [span.position for span in spans] != places.positions
-            or any(span.length != 1 or span.layout is not None for span in spans)
-            or tuple(batch.taps) != steady.form[1]
-        ):
+        """The forward where it is a step like the latest one of so many tokens, without asking for its form."""
+        spans = batch.spans
+        lengths = tuple(span.length for span in spans)
+        steady = self._steady.get((lengths, tuple(batch.taps)))
+        if steady is None or self._refused or batch.features or any(span.layout is not None for span in spans):
             return None
         caches = [cache for of_slot in zip(*(span.caches for span in spans), strict=True) for cache in of_slot]
         buffers: list[mx.array] = []
-        for cache, layout in zip(caches, steady.layouts, strict=True):
-            held = cache.still_in_place(layout)
+        for cache, length, layout in zip(caches, cycle(lengths), steady.layouts, strict=False):
+            held = cache.still_in_place(length, layout)
             if held is None:
                 return None
             buffers += held
-        self._next = None
-        after = [position + 1 for position in places.positions]
+        places = self._places(steady.form, batch, steady.seen)
+        after = [span.position + span.length for span in spans]
         ropes = [rope.held(max(after)) for rope in steady.seen.ropes]
-        final, *rest = steady.seen.run([batch.tokens, *places.arrays, *ropes, *buffers])
+        final, *rest = steady.run([batch.tokens, *places, *ropes, *buffers])
         made = self._hidden(final, rest, batch, steady.seen)
-        for cache in caches:
-            cache.commit_in_place(1, final)
-        self._next = _Places(steady.form, after, rest)
+        for cache, length in zip(caches, cycle(lengths), strict=False):
+            cache.commit_in_place(length, final)
+        self._next = _Places(steady.form, after, rest) if rest else None
         return made
 
     @staticmethod

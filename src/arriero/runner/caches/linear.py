@@ -139,14 +139,14 @@ class LinearCache(ABC):
         assert self._values is not None
         return self._keys, self._values, self._base
 
-    def still_in_place(self, layout: tuple[int, int]) -> tuple[mx.array, mx.array] | None:
-        """What `reserve_in_place` gives for one more position, where buffers are laid out so and nothing is to be done.
+    def still_in_place(self, length: int, layout: tuple[int, int]) -> tuple[mx.array, mx.array] | None:
+        """The buffers that `reserve_in_place` gives, where they are laid out so already and nothing is to be done.
 
         None elsewhere: most steps ask every cache of every row for no more than this.
         """
         offset, base = self._offset, self._base
-        end = base + self._capacity
-        if not self._lazy_end <= offset < end or offset >= self._spare_from or layout != (base, self._capacity):
+        room = base + self._capacity - length
+        if not self._lazy_end <= offset <= room or offset >= self._spare_from or layout != (base, self._capacity):
             return None
         assert self._keys is not None
         assert self._values is not None
