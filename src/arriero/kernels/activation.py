@@ -8,6 +8,8 @@ from typing import Literal
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import gate_rows
+from arriero.kernels.cuda.attention import LONGEST
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 
@@ -19,6 +21,13 @@ def gated(activation: Activation, gate: mx.array, up: mx.array) -> mx.array:
     if activation == "silu":
         return swiglu(gate, up)
     return geglu(gate, up, tanh=activation == "gelu_tanh")
+
+
+def gated_rows(activation: Activation, rows: mx.array) -> mx.array:
+    """The same of rows `[T, 2 · inner]` that hold gate and then up."""
+    if rows.shape[0] > LONGEST and device.cuda() is not None and gate_rows.takes(rows):
+        return gate_rows.gate(activation, rows)
+    return gated(activation, *mx.split(rows, 2, axis=-1))
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:

@@ -117,7 +117,9 @@ def attention(
             sinks=sinks,
             causal=causal,
             memo=memo,
-        )[0].swapaxes(0, 1)
+        )
+        # An index would be a copy: MLX takes it for a gather.
+        made = made.squeeze(0).swapaxes(0, 1)
         outputs.append(made if made.shape[0] == length else made[before : before + length])
         start += length
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
@@ -125,20 +127,31 @@ def attention(
 
 def planned(q: mx.array) -> bool:
     """Whether a plan is made for each shape of these queries `[T, q_heads, D]` and their keys."""
-    return q.shape[2] <= PLANNED_WIDTH and q.dtype in (mx.bfloat16, mx.float16) and device.cuda() is not None
+    return planned_heads(q.shape[2], q.dtype)
+
+
+def planned_heads(width: int, dtype: mx.Dtype) -> bool:
+    """The same of queries with heads of this width."""
+    return width <= PLANNED_WIDTH and dtype in (mx.bfloat16, mx.float16) and device.cuda() is not None
 
 
 def _padded(q: mx.array, place: int, held: int) -> tuple[mx.array, int]:
     """Queries `[L, q_heads, D]`, the first at `place` of `held` keys, and how many of no account stand before them now.
 
-    They begin and end at multiples of one number, as far as there are keys: keys beyond a query are hidden from it
-    as ever, and what those of no account see goes nowhere.
+    Keys beyond a query are hidden from it as ever, and what those of no account see goes nowhere.
     """
-    end = place + q.shape[0]
-    step = next(step for most, step in PLANS if end <= most)
-    before = place % step
-    behind = max(0, min(-(-end // step) * step, held) - end)
+    before, behind = spare(place, q.shape[0], held)
     return mx.pad(q, [(before, behind), (0, 0), (0, 0)]) if before or behind else q, before
+
+
+def spare(place: int, length: int, held: int) -> tuple[int, int]:
+    """How many queries of no account stand before and behind `length` others, the first at `place` of `held` keys.
+
+    They begin and end at multiples of one number, as far as there are keys.
+    """
+    end = place + length
+    step = next(step for most, step in PLANS if end <= most)
+    return place % step, max(0, min(-(-end // step) * step, held) - end)
 
 
 def _views(heads: int, kv_heads: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels import prompt_attention as prompts
 from arriero.kernels.append import append
 from arriero.kernels.attention import attention, planned
 from arriero.kernels.cuda import attention as cuda
@@ -77,6 +78,10 @@ class AttentionPart:
         gpu = device.cuda()
         if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16 and self.takes_on_cuda(lengths, buffers, angles):
             return self._cuda(gpu, x, angles, buffers, **where)
+        norms = [self.query_norm, self.key_norm]
+        how: dict[str, Any] = {"memo": memo, "interleaved": self.interleaved}
+        if prompts.takes(self._shape, prompts.PLAIN, x.dtype, buffers, angles, norms, **how):
+            return self._prompt(x, angles, buffers, **where)
         if cuda.REPLAYED in memo:
             raise NotReplayable("attention of plain operations has its positions in its shapes")
         return self.graph(x, angles, buffers, **where)
@@ -163,6 +168,27 @@ class AttentionPart:
             gpu, qkv, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo
         )
         y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        return y if self.after is None else rms_norm(y, *self.after), filled
+
+    def _prompt(
+        self, x: mx.array, angles: mx.array | None, buffers: Sequence[mx.array], **where: Any
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The same for many tokens: between the products a launch for the heads, and MLX's attention."""
+        normed = x if self.before is None else rms_norm(x, *self.before)
+        parts = [matrix(normed) for matrix in self.qkv]
+        y, filled = prompts.attend(
+            self._shape,
+            prompts.PLAIN,
+            parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1),
+            angles,
+            buffers,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            interleaved=self.interleaved,
+            sinks=self.sinks,
+            **where,
+        )
+        y = self.out(y)
         return y if self.after is None else rms_norm(y, *self.after), filled
 
     def graph(

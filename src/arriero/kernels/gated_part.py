@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 
 from arriero.kernels import device
-from arriero.kernels.activation import Activation, gated
+from arriero.kernels.activation import Activation, gated, gated_rows
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
-from arriero.kernels.matrix import Matrix, products
+from arriero.kernels.matrix import Matrix
 from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -99,9 +99,11 @@ class GatedPart:
     def graph(self, x: mx.array, branch: mx.array) -> mx.array:
         """The same, one operation after another."""
         x, normed = add_rms_norm(x, branch, *self.before)
-        width = sum(matrix.rows for matrix in self.gate_up) // 2
-        gate, up = products(normed, self.gate_up, [width, width])
-        y = self.down(gated(self.activation, gate, up))
+        if len(self.gate_up) == 1:
+            inner = gated_rows(self.activation, self.gate_up[0](normed))
+        else:
+            inner = gated(self.activation, *(matrix(normed) for matrix in self.gate_up))
+        y = self.down(inner)
         return x + (y if self.after is None else rms_norm(y, *self.after))
 
     def handle(self, dtype: mx.Dtype) -> Any:

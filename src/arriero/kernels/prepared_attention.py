@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels import prompt_attention as prompts
+from arriero.kernels.attention_part import NotReplayable
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda import heads as of_heads
 from arriero.kernels.cuda import wide_attention as wide
@@ -38,13 +40,18 @@ class PreparedAttention:
     def fits(self, dtype: mx.Dtype, lengths: Sequence[int], angles: mx.array) -> bool:
         """Whether this is computed here, for activations and caches of `dtype`; else plain operations do it."""
         gpu = device.cuda()
+        norms = [self.query_norm, self.key_norm]
         return (
             gpu is not None
             and gpu.in_place
             and dtype == mx.bfloat16
-            and of_heads.takes(self.shape, self.form, angles.shape[1], self.query_norm, self.key_norm)
-            and (cuda.takes(self.shape, lengths, [], None, []) or wide.takes(self.shape, lengths))
+            and (self._few(lengths, angles) or prompts.takes(self.shape, self.form, dtype, [], angles, norms, {}))
         )
+
+    def _few(self, lengths: Sequence[int], angles: mx.array) -> bool:
+        """Whether these are few tokens, whose attention is a kernel of ours."""
+        known = of_heads.takes(self.shape, self.form, angles.shape[1], self.query_norm, self.key_norm)
+        return known and (cuda.takes(self.shape, lengths, [], None, []) or wide.takes(self.shape, lengths))
 
     def __call__(
         self,
@@ -69,13 +76,19 @@ class PreparedAttention:
             normed = x if self.before is None else rms_norm(x, *self.before)
             parts = [matrix(normed) for matrix in self.qkv]
         rows = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-        turns, half = _on_device(angles, memo), angles.shape[1]
-        ready = of_heads.prepare(shape, self.form, rows, turns, half, self.query_norm, self.key_norm)
         where: dict[str, Any] = {"lengths": lengths, "positions": positions, "bases": bases, "memo": memo}
-        if cuda.takes(shape, lengths, buffers, None, []):
-            y, filled = cuda.attend(gpu, shape, ready, None, buffers, query_norm=None, key_norm=None, **where)
+        if not self._few(lengths, angles):
+            if cuda.REPLAYED in memo:
+                raise NotReplayable("attention of plain operations has its positions in its shapes")
+            norms: dict[str, Any] = {"query_norm": self.query_norm, "key_norm": self.key_norm}
+            y, filled = prompts.attend(shape, self.form, rows, angles, buffers, **norms, **where)
         else:
-            y, filled = wide.attend(gpu, shape, ready, buffers, **where)
+            turns, half = _on_device(angles, memo), angles.shape[1]
+            ready = of_heads.prepare(shape, self.form, rows, turns, half, self.query_norm, self.key_norm)
+            if cuda.takes(shape, lengths, buffers, None, []):
+                y, filled = cuda.attend(gpu, shape, ready, None, buffers, query_norm=None, key_norm=None, **where)
+            else:
+                y, filled = wide.attend(gpu, shape, ready, buffers, **where)
         if self.form.gated:
             y = of_heads.gate(shape, rows, y)
         y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import sum_norm
+from arriero.kernels.cuda.attention import LONGEST
 
 
 def rms_norm(x: mx.array, gain: mx.array | None, eps: float) -> mx.array:
@@ -21,6 +23,8 @@ def add_rms_norm(x: mx.array, branch: mx.array, gain: mx.array | None, eps: floa
     native = device.native()
     if native is not None and branch.dtype == x.dtype:
         return native.add_rms_norm(x, branch, gain, eps)
+    if gain is not None and x.shape[0] > LONGEST and device.cuda() is not None and sum_norm.takes(x, branch, gain):
+        return sum_norm.add(x, branch, gain, eps)
     total = x + branch.astype(x.dtype)
     return total, rms_norm(total, gain, eps)
 

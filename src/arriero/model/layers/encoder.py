@@ -113,6 +113,6 @@ class WholeAttention:
                 mask = memo["near", reach, length] = mx.abs(places[:, None] - places[None]) <= reach
             heads = q[at : at + length].swapaxes(0, 1)[None]
             seen = mx.fast.scaled_dot_product_attention(heads, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
-            parts.append(seen[0].swapaxes(0, 1))
+            parts.append(seen.squeeze(0).swapaxes(0, 1))
             at += length
         return mx.concatenate(parts)
