@@ -15,7 +15,7 @@ import numpy as np
 
 from arriero.kernels.cuda.source import Kernel, text
 
-SHIM = Path(__file__).with_name("shim.hpp")
+SHIM, WARPGROUP = (Path(__file__).with_name(name) for name in ("shim.hpp", "warpgroup.hpp"))
 TYPES = {"uint32": "unsigned", "int32": "int", "uint8": "unsigned char", "float32": "float", "uint16": "__nv_bfloat16"}
 """C++ types by numpy's names; 16 bits are bfloat16."""
 KINDS = {mx.bfloat16: np.uint16, mx.float32: np.float32, mx.uint32: np.uint32, mx.int32: np.int32}
@@ -79,8 +79,10 @@ def _built(
 def _source(kernel: Kernel, types: Sequence[str], template: Sequence[tuple[str, int | bool]]) -> str:
     header = kernel.header.replace(text("numbers"), "")
     assert header != kernel.header, "the shim stands for numbers.cu"
+    header = header.replace(text("warpgroup"), f'#include "{WARPGROUP}"\n')
     body = text(kernel.body).replace("extern __shared__ char shared_[];", "")
     arguments = [*kernel.inputs, *kernel.outputs]
+    cluster = int(dict(kernel.defines).get("CLUSTER", "1"))
     lines = [
         f'#include "{SHIM}"',
         header,
@@ -102,9 +104,9 @@ def _source(kernel: Kernel, types: Sequence[str], template: Sequence[tuple[str, 
         "  pointers_ = pointers; shapes_ = shapes; strides_ = strides;",
         f"  blockDim = {{{kernel.threads}, 1, 1}}; gridDim = {{x, y, z}};",
         f"  for (arriero::phase_ = 0; arriero::phase_ < {kernel.phases}; ++arriero::phase_)",
-        "  for (int k = 0; k < z; ++k) for (int j = 0; j < y; ++j) for (int i = 0; i < x; ++i) {",
+        f"  for (int k = 0; k < z; ++k) for (int j = 0; j < y; j += {cluster}) for (int i = 0; i < x; ++i) {{",
         "    blockIdx = {i, j, k};",
-        f"    if (const char* fault = fibers::run({kernel.threads}, kernel_, seed++)) return fault;",
+        f"    if (const char* fault = fibers::run({kernel.threads}, kernel_, seed++, {cluster})) return fault;",
         "  }",
         "  return nullptr;",
         "}",

@@ -104,7 +104,8 @@ inline void prepare(Context& c, char* stack, size_t size, void (*enter)()) {
 inline void change(Context& from, Context& to) { swapcontext(&from, &to); }
 #endif
 
-enum State { READY, WARP, BLOCK, DONE };
+enum State { READY, WARP, BLOCK, GATHERED, POLL, DONE };
+static bool changed;  // something that a thread polls
 struct Fiber { Context context; State state; int parity; };
 constexpr size_t STACK = 128 << 10;
 constexpr int MOST = 1024;
@@ -144,6 +145,10 @@ inline float __shfl_xor_sync(unsigned, float v, int other) {
   s.words[0] = as_bits(v);
   return as_float(fibers::exchange(s)[lane ^ other].words[0]);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned v, int other) {
+  return as_bits(__shfl_xor_sync(~0u, as_float(v), other));
+}
+inline void __syncwarp() { fibers::exchange({}); }
 inline unsigned __shfl_up_sync(unsigned, unsigned v, unsigned by) {
   unsigned lane = threadIdx.x & 31;
   fibers::Slot s{};
@@ -151,7 +156,11 @@ inline unsigned __shfl_up_sync(unsigned, unsigned v, unsigned by) {
   return fibers::exchange(s)[lane >= by ? lane - by : lane].words[0];
 }
 
-alignas(16) char shared_[256 << 10];
+// Blocks of a cluster run together, each with memory of its own.
+constexpr int MOST_BLOCKS = 2;
+alignas(16) char memories_[MOST_BLOCKS][256 << 10];
+static int rank_ = 0;
+#define shared_ (memories_[rank_])
 
 namespace arriero {
 typedef unsigned int u32;
@@ -173,14 +182,23 @@ inline float warp_sum(float v) {
   return v;
 }
 static int phase_ = 0;
-inline bool phase(int part) { return part == phase_; }
+// A block alone waits for nobody, and so goes through all of a kernel's parts at once.
+inline bool phase(int part) { return gridDim.x == 1 ? phase_ == 0 : part == phase_; }
 struct Gathering {
   Gathering(void*, u32) {}
-  void arrive() {}
-  void wait() const {}
+  void arrive() {
+    if (gridDim.x == 1) __syncthreads();
+  }
+  void wait() const { ((Gathering*)this)->arrive(); }
 };
 inline u64 stream_policy() { return 0; }
 inline uint4 load_stream(const void* p, u64) { return *(const uint4*)p; }
+inline void copy_stream(void* to, const void* from, u64) { memcpy(to, from, 16); }
+inline void copy_through(void* to, const void* from) { memcpy(to, from, 16); }
+inline void close_copies() {}
+template <int OPEN> inline void wait_copies() {}
+inline float load_now(const float* p) { return *p; }
+inline u32 count_arrival(u32* count) { return (*count)++; }
 inline float half_of(u32 v, int i) { return i ? high(v) : low(v); }
 inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const fibers::Slot* w = fibers::exchange({a0, a1, a2, a3, b0, b1, 0, 0});
@@ -204,10 +222,12 @@ inline void enter() {
   block.fibers[block.current].state = DONE;
   change(block.fibers[block.current].context, block.home);
 }
-// Runs one block; what is wrong with its collectives, or null.
-inline const char* run(int threads, void (*entry)(), unsigned seed) {
+// Runs the blocks of a cluster, one in most kernels, which are neighbours along y; what is wrong with their collectives, or
+// null.
+inline const char* run(int each, void (*entry)(), unsigned seed, int cluster = 1) {
+  const int threads = each * cluster, row = blockIdx.y;
   uint64_t random = seed * 2654435761u + 1;
-  memset(shared_, 0xff, sizeof shared_);
+  memset(memories_, 0xff, cluster * sizeof memories_[0]);
   if (!block.stacks) block.stacks = (char*)malloc(MOST * STACK);
   block.entry = entry;
   for (int i = 0; i < threads; ++i) {
@@ -229,26 +249,39 @@ inline const char* run(int threads, void (*entry)(), unsigned seed) {
       int i = order[o];
       if (block.fibers[i].state != READY) continue;
       block.current = i;
-      threadIdx = {i, 0, 0};
+      rank_ = i / each;
+      threadIdx = {i % each, 0, 0};
+      blockIdx.y = row + rank_;
       change(block.home, block.fibers[i].context);
     }
-    bool moved = false;
-    int waiting = 0, done = 0;
-    for (int w = 0; w < threads; w += 32) {
-      int at_warp = 0;
-      for (int i = w; i < w + 32; ++i) {
-        at_warp += block.fibers[i].state == WARP;
-        waiting += block.fibers[i].state == BLOCK;
-        done += block.fibers[i].state == DONE;
+    bool moved = changed;
+    int gathered = 0, done = 0;
+    changed = false;
+    for (int first = 0; first < threads; first += each) {
+      int waiting = 0, left = 0;
+      for (int w = first; w < first + each; w += 32) {
+        int at_warp = 0;
+        for (int i = w; i < w + 32; ++i) {
+          at_warp += block.fibers[i].state == WARP;
+          waiting += block.fibers[i].state == BLOCK;
+          gathered += block.fibers[i].state == GATHERED;
+          if (block.fibers[i].state == POLL) block.fibers[i].state = READY;
+          left += block.fibers[i].state == DONE;
+        }
+        if (at_warp == 32) {
+          for (int i = w; i < w + 32; ++i) block.fibers[i].state = READY;
+          moved = true;
+        }
       }
-      if (at_warp == 32) {
-        for (int i = w; i < w + 32; ++i) block.fibers[i].state = READY;
+      if (waiting && waiting + left == each) {
+        if (left) return "some threads left before a barrier of the block";
+        for (int i = first; i < first + each; ++i) block.fibers[i].state = READY;
         moved = true;
       }
+      done += left;
     }
     if (done == threads) return nullptr;
-    if (waiting && waiting + done == threads) {
-      if (done) return "some threads left before a barrier of the block";
+    if (gathered == threads) {
       for (int i = 0; i < threads; ++i) block.fibers[i].state = READY;
       moved = true;
     }

@@ -1,0 +1,157 @@
+"""Products of many rows with packed matrices by warpgroups: executed on the CPU where there is no GPU that has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from arriero.kernels import device
+from arriero.kernels.activation import gated_rows
+from arriero.kernels.cuda import dequantize
+from arriero.kernels.cuda.formats import FORMATS
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Activation
+from arriero.kernels.cuda.prompt_product import FORMS, LARGE, MIDDLE, SMALL, Form, form_for, multiply, takes
+from arriero.kernels.quantized_matmul import quantized_matmul
+from tests.helpers.cuda import EMULATED, ON_GPU, Packed, emulate, error, exact, packed, rows
+from tests.kernels.test_cuda_on_cpu import change_source
+
+TOLERANCE = 5e-3
+H200 = Gpu(multiprocessors=132, shared_memory=227 << 10, capability=(9, 0), in_place=True)
+NVFP4 = ("nvfp4", 4, 16)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU with warpgroups, or one that is executed."""
+    found = device.cuda()
+    return found if found is not None and found.capability == (9, 0) else emulate(monkeypatch)
+
+
+def made(out: int, width: int, mode: tuple[str, int, int] = NVFP4, deviation: float = 1.0) -> Packed:
+    """A matrix with all that it may have: one kernel serves most tests here."""
+    return packed((out, width), *mode, deviation=deviation, global_scale=mx.array(0.37), bias=rows(1, out)[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_product_of_float64(gpu: Gpu, form: Form) -> None:
+    matrix, x = made(80, 384), rows(37, 384)
+    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    assert error(multiply(gpu, x, matrix.operand, form), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("mode", [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("affine", 4, 64), ("affine", 8, 128)])
+def test_every_format_is_decoded_in_registers(gpu: Gpu, mode: tuple[str, int, int]) -> None:
+    matrix, x = made(64, 256, mode, 0.02), rows(33, 256)
+    assert takes(gpu, x, matrix.operand)
+    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    assert error(multiply(gpu, x, matrix.operand, SMALL), expected) < TOLERANCE
+
+
+@ON_GPU
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", sorted(FORMATS))
+@pytest.mark.parametrize(("out", "width", "count"), [(528, 2048, 300), (4096, 4096, 33), (1040, 12288, 129)])
+def test_large_products(gpu: Gpu, form: Form, mode: tuple[str, int, int], out: int, width: int, count: int) -> None:
+    matrix, x = packed((out, width), *mode), rows(count, width)
+    assert error(multiply(gpu, x, matrix.operand, form), exact(x) @ matrix.values.T) < TOLERANCE
+
+
+def test_a_row_has_the_same_bits_in_every_form_and_beside_any_others(gpu: Gpu) -> None:
+    matrix, x = made(80, 512), rows(140, 512)
+    together = multiply(gpu, x, matrix.operand, LARGE)
+    assert mx.array_equal(multiply(gpu, x, matrix.operand, MIDDLE), together)
+    assert mx.array_equal(multiply(gpu, x, matrix.operand, SMALL), together)
+    assert mx.array_equal(multiply(gpu, x[70:110], matrix.operand), together[70:110])
+
+
+@pytest.mark.parametrize(
+    "activation", ["silu", pytest.param("gelu_tanh", marks=ON_GPU), pytest.param("gelu", marks=ON_GPU)]
+)
+def test_gate_and_up_meet_in_registers(gpu: Gpu, activation: Activation) -> None:
+    inner = 80
+    factors = mx.concatenate([mx.full((inner,), 0.5), mx.full((inner,), 1.25)])
+    matrix = packed((2 * inner, 256), *NVFP4, deviation=0.1, global_scale=factors, bias=rows(1, 2 * inner)[0])
+    x = rows(37, 256)
+    together = multiply(gpu, x, matrix.operand, activation=activation)
+    apart = gated_rows(activation, multiply(gpu, x, matrix.operand, LARGE))
+    assert together.shape == (37, inner)
+    assert error(together, exact(apart)) < 1e-4
+
+
+def test_scales_of_rows_multiply_what_was_summed(gpu: Gpu) -> None:
+    factors = mx.concatenate([mx.full((48,), 1e-4), mx.full((32,), 3e3)])
+    matrix, x = packed((80, 256), *NVFP4, global_scale=factors, bias=mx.zeros((80,), mx.bfloat16)), rows(34, 256)
+    ours, expected = multiply(gpu, x, matrix.operand), exact(x) @ matrix.values.T
+    assert error(ours[:, :48], expected[:, :48]) < TOLERANCE
+    assert error(ours[:, 48:], expected[:, 48:]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("mode", "deviation"), [(("mxfp4", 4, 32), 1e-12), (("mxfp8", 8, 32), 1e9)])
+def test_tiny_and_large_scales_are_exact(gpu: Gpu, mode: tuple[str, int, int], deviation: float) -> None:
+    no_bias = mx.zeros((64,), mx.bfloat16)
+    matrix = packed((64, 256), *mode, deviation=deviation, global_scale=mx.array(1.0), bias=no_bias)
+    x = rows(33, 256)
+    assert error(multiply(gpu, x, matrix.operand, SMALL), exact(x) @ matrix.values.T) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [
+        ("prompt_product", "warpgroup_wait<1>();"),
+        ("prompt_product", "barrier_wait(full + slot, parity);"),
+        ("prompt_rows_body", " ^ (row & 7)"),
+    ],
+)
+def test_faults_of_waiting_and_of_order_give_wrong_numbers(
+    monkeypatch: pytest.MonkeyPatch, name: str, old: str
+) -> None:
+    emulated = emulate(monkeypatch)
+    matrix, x = made(64, 512), rows(33, 512)
+    change_source(monkeypatch, name, old, "")
+    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    assert not error(multiply(emulated, x, matrix.operand, SMALL), expected) < TOLERANCE
+
+
+def test_a_stage_that_is_copied_to_before_it_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated = emulate(monkeypatch)
+    form, matrix, x = replace(SMALL, stages=2), made(64, 512), rows(33, 512)
+    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    assert error(multiply(emulated, x, matrix.operand, form), expected) < TOLERANCE
+    change_source(monkeypatch, "prompt_product", "if (s >= STAGES) barrier_wait(empty + slot, parity);", "")
+    with pytest.raises(AssertionError, match="do not reach"):
+        multiply(emulated, x, matrix.operand, form)
+
+
+def test_prompts_take_it_where_there_are_warpgroups(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, x = packed((64, 256), *NVFP4), rows(2 * 20, 256).reshape(2, 20, 256)
+    m = matrix.operand
+    how: dict[str, Any] = matrix.how
+    ours = quantized_matmul(x, m.w, m.scales, **how)
+    assert ours.shape == (2, 20, 64)
+    assert mx.array_equal(ours.reshape(-1, 64), multiply(gpu, x.reshape(-1, 256), m))
+    older = replace(EMULATED, capability=(8, 0))
+    assert not takes(older, x, m)
+    assert dequantize.takes(x, m)
+
+
+def test_few_rows_and_other_types_are_left_to_others() -> None:
+    assert takes(H200, rows(33, 256), packed((64, 256), *NVFP4).operand)
+    assert not takes(H200, rows(32, 256), packed((64, 256), *NVFP4).operand)
+    assert not takes(H200, rows(33, 256).astype(mx.float32), packed((64, 256), *NVFP4).operand)
+    assert not takes(H200, rows(33, 256), None)
+
+
+def test_forms_fit_a_multiprocessor() -> None:
+    for form in FORMS:
+        assert form.shared <= H200.shared_memory
+        assert form.threads * (168 if form.tiles > 1 else 224) <= 65536
+
+
+def test_large_forms_are_for_many_blocks() -> None:
+    assert form_for(H200, 512, 8192) == LARGE
+    assert form_for(H200, 512, 4096) == MIDDLE
+    assert form_for(H200, 64, 8192) == SMALL
