@@ -42,6 +42,8 @@ def render(report: Report) -> str:
 def _flash_next(found: FlashNext) -> str:
     rows = [
         ("decode, 512 held", f"{1000 * found.short:.2f} ms", f"{1 / found.short:.0f}", ""),
+        *([("decode, 8 rows", f"{1000 * found.eight:.2f} ms", f"{8 / found.eight:.0f}", "")] if found.eight else []),
+        *([("verify of 8 tokens", f"{1000 * found.verify:.2f} ms", "", "")] if found.verify else []),
         (f"decode, {found.prompt} held", f"{1000 * found.long:.2f} ms", f"{1 / found.long:.0f}", ""),
         (
             f"prompt, {found.read} of {found.prompt} tokens",
