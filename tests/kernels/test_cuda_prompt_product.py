@@ -14,7 +14,20 @@ from arriero.kernels.cuda import dequantize
 from arriero.kernels.cuda.formats import FORMATS
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Activation
-from arriero.kernels.cuda.prompt_product import FORMS, LARGE, MIDDLE, SMALL, Form, form_for, multiply, takes
+from arriero.kernels.cuda.prompt_product import (
+    FORMS,
+    LARGE,
+    MIDDLE,
+    SMALL,
+    Form,
+    form_for,
+    gated,
+    gated_ordered,
+    multiply,
+    order,
+    product,
+    takes,
+)
 from arriero.kernels.quantized_matmul import quantized_matmul
 from tests.helpers.cuda import EMULATED, ON_GPU, Packed, emulate, error, exact, packed, rows
 from tests.kernels.test_cuda_on_cpu import change_source
@@ -76,10 +89,22 @@ def test_gate_and_up_meet_in_registers(gpu: Gpu, activation: Activation) -> None
     factors = mx.concatenate([mx.full((inner,), 0.5), mx.full((inner,), 1.25)])
     matrix = packed((2 * inner, 256), *NVFP4, deviation=0.1, global_scale=factors, bias=rows(1, 2 * inner)[0])
     x = rows(37, 256)
-    together = multiply(gpu, x, matrix.operand, activation=activation)
+    ordered = order(x, matrix.operand.format.unit)
+    together = gated(ordered, matrix.operand, activation)
     apart = gated_rows(activation, multiply(gpu, x, matrix.operand, LARGE))
     assert together.shape == (37, inner)
     assert error(together, exact(apart)) < 1e-4
+
+
+@pytest.mark.parametrize("mode", [NVFP4, pytest.param(("mxfp8", 8, 32), marks=ON_GPU)])
+def test_what_a_gated_product_orders_is_multiplied_as_it_is(gpu: Gpu, mode: tuple[str, int, int]) -> None:
+    inner = 384
+    first = packed((2 * inner, 128), *NVFP4, deviation=0.1, global_scale=mx.array(0.7), bias=rows(1, 2 * inner)[0])
+    second, x = made(80, inner, mode), rows(37, 128)
+    ordered = order(x, 128)
+    apart = multiply(gpu, gated(ordered, first.operand, "silu"), second.operand, SMALL)
+    between = gated_ordered(ordered, first.operand, "silu", second.operand.format.unit)
+    assert mx.array_equal(product(gpu, between, second.operand, SMALL), apart)
 
 
 def test_scales_of_rows_multiply_what_was_summed(gpu: Gpu) -> None:
@@ -103,7 +128,7 @@ def test_tiny_and_large_scales_are_exact(gpu: Gpu, mode: tuple[str, int, int], d
     [
         ("prompt_product", "warpgroup_wait<1>();"),
         ("prompt_product", "barrier_wait(full + slot, parity);"),
-        ("prompt_rows_body", " ^ (row & 7)"),
+        ("ordered", " ^ (row & 7)"),
     ],
 )
 def test_faults_of_waiting_and_of_order_give_wrong_numbers(

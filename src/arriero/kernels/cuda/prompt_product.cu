@@ -4,9 +4,10 @@
 // Rows of W are rows of A, rows of x the columns of B. A block is GROUPS warpgroups of TILES times 64 rows of W each, and
 // COLUMNS rows of x, which other warps copy into shared memory, 64 numbers of each at a time (a stage). The blocks of a
 // cluster have the same rows of x: each copies its part of them to all, so that the L2 cache is read once for a cluster.
+// The numbers of x are in another order (ordered.cu), since a thread decodes 16 contiguous bytes, as in product.cu.
+//
 // With an activation W's rows are those of gate and of up: a warpgroup has 64 of each, and y is activation(gate) · up, of
-// both as they would be kept. The numbers of x are in another order, prepared by prompt_rows_body.cu: a thread decodes 16 contiguous bytes, as in
-// product.cu.
+// both as they would be kept. With ORDERED y is made for the next such product, whose units are of as many weights.
 namespace arriero {
 
 constexpr int STAGE = 64;  // numbers of a row of x
@@ -19,7 +20,8 @@ struct Packed {
 };
 
 // DEPTH units of each row are on their way to a thread.
-template <int MODE, int GROUP, int TILES, int COLUMNS, int GROUPS, int STAGES, int DEPTH, int ACTIVATION>
+template <int MODE, int GROUP, int TILES, int COLUMNS, int GROUPS, int STAGES, int DEPTH, int ACTIVATION,
+          int ORDERED>
 __device__ __forceinline__ void prompt_product(const char* x, const void* w, const void* scales, const void* biases,
                                                const float* factors, const void* bias, bf16* out, int N, int K, int count,
                                                int padded, char* shared) {
@@ -182,6 +184,24 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
     }
   }
   __syncthreads();
+  if (ORDERED) {
+    constexpr int UNIT = ORDERED ? ORDERED : 128, BLOCKS = UNIT / 32, PIECES = ROWS / 32;
+    for (int i = tid; i < COLUMNS * PIECES; i += WARPS * 32) {
+      const int line = i / PIECES, unit = i % PIECES / BLOCKS, block = i % BLOCKS;
+      if (first_row + unit * UNIT >= width) continue;
+      u32 words[4][4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const uint4 v = pairs_of<UNIT>(*(const uint4*)(tiles + line * PITCH + (unit * UNIT + q * (UNIT / 4) + block * 8) * 2));
+        words[q][0] = v.x, words[q][1] = v.y, words[q][2] = v.z, words[q][3] = v.w;
+      }
+#pragma unroll
+      for (int q = 0; q < 4; ++q)
+        ((uint4*)out)[place<UNIT>(first_row / UNIT + unit, block, q, first_column + line, padded)] =
+            make_uint4(words[0][q], words[1][q], words[2][q], words[3][q]);
+    }
+    return;
+  }
   constexpr int PIECES = ROWS / 8;
   for (int i = tid; i < COLUMNS * PIECES; i += WARPS * 32) {
     const int column = first_column + i / PIECES, at = first_row + i % PIECES * 8;

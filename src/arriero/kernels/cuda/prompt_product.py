@@ -54,6 +54,8 @@ LARGE = Form(2, 128, depth=(2, 3))
 MIDDLE = Form(1, 128, depth=(3, 5))
 SMALL = Form(1, 64, depth=(6, 6), groups=1)
 FORMS = (LARGE, MIDDLE, SMALL)
+MOST_COLUMNS = 128
+"""Of a block of any form."""
 
 
 def form_for(gpu: Gpu, count: int, rows: int) -> Form:
@@ -85,7 +87,7 @@ def rows_kernel() -> Kernel:
         name="prompt_rows",
         inputs=("x",),
         outputs=("out",),
-        headers=("numbers", "formats"),
+        headers=("numbers", "formats", "ordered"),
         body="prompt_rows_body",
         threads=ROW_THREADS,
     )
@@ -97,9 +99,9 @@ def kernel(form: Form, present: frozenset[str]) -> Kernel:
     optional = ("biases", "factors", "bias")
     return Kernel(
         name="prompt_product",
-        inputs=("x", "rows", "w", "scales", *(name for name in optional if name in present)),
+        inputs=("x", "counted", "w", "scales", *(name for name in optional if name in present)),
         outputs=("out",),
-        headers=("numbers", "formats", "product", "warpgroup", "prompt_product"),
+        headers=("numbers", "formats", "product", "ordered", "warpgroup", "prompt_product"),
         body="prompt_product_body",
         threads=form.threads,
         shared=form.shared,
@@ -110,42 +112,91 @@ def kernel(form: Form, present: frozenset[str]) -> Kernel:
     )
 
 
-def multiply(
-    gpu: Gpu, x: mx.array, matrix: Operand, form: Form | None = None, *, activation: Activation | None = None
-) -> mx.array:
-    """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16.
+def padded(count: int) -> int:
+    """Rows of tiles for `count` rows of x: whole blocks of every form."""
+    return -(-count // MOST_COLUMNS) * MOST_COLUMNS
 
-    A row's numbers are summed in the same order whatever the form, so its result is the same beside any others. With an
-    activation, which only `LARGE` takes, W's rows are those of gate and of up and it is `activation(gate) · up`.
-    """
-    rows = x.reshape(-1, matrix.columns)
-    count = rows.shape[0]
-    chosen = form or (LARGE if activation is not None else form_for(gpu, count, matrix.rows))
-    padded = -(-count // chosen.columns) * chosen.columns
-    prepared = rows_kernel()(
-        [rows],
-        {"UNIT": matrix.format.unit},
-        blocks=(-(-matrix.columns // 8 // ROW_THREADS), padded, 1),
-        shapes=[(matrix.columns // STAGE, padded, STAGE)],
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ordered:
+    """Rows of x as the products here read them."""
+
+    tiles: mx.array
+    """`[columns / 64, padded rows, 64]`."""
+    counted: mx.array
+    """Any array of as many rows as x."""
+    unit: int
+    """The unit of the formats that it is ordered for."""
+
+
+def order(x: mx.array, unit: int) -> Ordered:
+    """Rows x `[count, columns]` for matrices with such units."""
+    count, columns = x.shape
+    rows = padded(count)
+    tiles = rows_kernel()(
+        [x],
+        {"UNIT": unit},
+        blocks=(-(-columns // 8 // ROW_THREADS), rows, 1),
+        shapes=[(columns // STAGE, rows, STAGE)],
         dtypes=[mx.bfloat16],
     )[0]
+    return Ordered(tiles, x, unit)
+
+
+def multiply(gpu: Gpu, x: mx.array, matrix: Operand, form: Form | None = None) -> mx.array:
+    """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16.
+
+    A row's numbers are summed in the same order whatever the form, so its result is the same beside any others.
+    """
+    rows = x.reshape(-1, matrix.columns)
+    y = product(gpu, order(rows, matrix.format.unit), matrix, form)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], matrix.rows)
+
+
+def product(gpu: Gpu, x: Ordered, matrix: Operand, form: Form | None = None) -> mx.array:
+    """`x @ Wᵀ (+ bias)` `[count, rows]`, bfloat16."""
+    count = x.counted.shape[0]
+    return _launch(x, matrix, form or form_for(gpu, count, matrix.rows), None, 0, (count, matrix.rows))
+
+
+def gated(x: Ordered, matrix: Operand, activation: Activation) -> mx.array:
+    """`activation(gate) · up` `[count, rows / 2]`, bfloat16, W's rows being those of gate and then of up.
+
+    The bits are those of the product, whose gate and up are rounded, and of the activation of it.
+    """
+    return _launch(x, matrix, LARGE, activation, 0, (x.counted.shape[0], matrix.rows // 2))
+
+
+def gated_ordered(x: Ordered, matrix: Operand, activation: Activation, unit: int) -> Ordered:
+    """The same for a next product with such units, of which rows / 2 is a multiple."""
+    shape = (matrix.rows // 2 // STAGE, padded(x.counted.shape[0]), STAGE)
+    return Ordered(_launch(x, matrix, LARGE, activation, unit, shape), x.counted, unit)
+
+
+def _launch(
+    x: Ordered, matrix: Operand, form: Form, activation: Activation | None, ordered: int, shape: tuple[int, ...]
+) -> mx.array:
     extras = {"biases": matrix.biases, "factors": matrix.factors, "bias": matrix.bias}
     present = {name: array for name, array in extras.items() if array is not None}
-    width = matrix.rows if activation is None else matrix.rows // 2
-    y = kernel(chosen, frozenset(present))(
-        [prepared, rows, matrix.w, matrix.scales, *present.values()],
+    made: list[mx.array] = kernel(form, frozenset(present))(
+        [x.tiles, x.counted, matrix.w, matrix.scales, *present.values()],
         {
             "MODE": matrix.format.code,
             "GROUP": matrix.format.group,
-            "TILES": chosen.tiles,
-            "COLUMNS": chosen.columns,
-            "GROUPS": chosen.groups,
-            "STAGES": chosen.stages,
-            "DEPTH": chosen.depth[matrix.format.bits == 8],
+            "TILES": form.tiles,
+            "COLUMNS": form.columns,
+            "GROUPS": form.groups,
+            "STAGES": form.stages,
+            "DEPTH": form.depth[matrix.format.bits == 8],
             "ACTIVATION": ACTIVATIONS[activation],
+            "ORDERED": ordered,
         },
-        blocks=(padded // chosen.columns, -(-matrix.rows // (chosen.rows * chosen.cluster)) * chosen.cluster, 1),
-        shapes=[(count, width)],
+        blocks=(
+            -(-x.counted.shape[0] // form.columns),
+            -(-matrix.rows // (form.rows * form.cluster)) * form.cluster,
+            1,
+        ),
+        shapes=[shape],
         dtypes=[mx.bfloat16],
-    )[0]
-    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], width)
+    )
+    return made[0]
