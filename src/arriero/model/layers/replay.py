@@ -169,13 +169,13 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """A replayed step of rows whose memories all hold keys and values."""
+    """A replayed step of rows whose memories hold keys and values, or, where each row has one token, states."""
 
     form: Form
     seen: _Seen
     run: Callable[[list[mx.array]], list[mx.array]]
-    layouts: list[tuple[int, int]]
-    """Of every row's cache, slot by slot."""
+    layouts: list[tuple[int, int] | None]
+    """Of every row's cache, slot by slot; None for those of states."""
 
 
 class Replay:
@@ -257,8 +257,8 @@ class Replay:
                     cache.advance(states, span.length, alone=seen.alone)
         found = list(left)
         self._next = _Places(form, after, found) if found else None
-        if all(map(_linear, caches)):
-            layouts = [one for of_slot in form[2] for one in of_slot]
+        if all(_linear(of) or (not isinstance(of[0], NGramCache) and max(lengths) == 1) for of in caches):
+            layouts = [one if _linear(of) else None for of, them in zip(caches, form[2], strict=True) for one in them]
             if len(self._steady) >= FORMS:
                 self._steady.clear()
             self._steady[form[0], form[1]] = _Steady(form, seen, seen.run, layouts)
@@ -274,7 +274,7 @@ class Replay:
         caches = [cache for of_slot in zip(*(span.caches for span in spans), strict=True) for cache in of_slot]
         buffers: list[mx.array] = []
         for cache, length, layout in zip(caches, cycle(lengths), steady.layouts, strict=False):
-            held = cache.still_in_place(length, layout)
+            held = cache.get() if layout is None else cache.still_in_place(length, layout)
             if held is None:
                 return None
             buffers += held
@@ -283,9 +283,14 @@ class Replay:
         ropes = [rope.held(max(after)) for rope in steady.seen.ropes]
         final, *rest = steady.run([batch.tokens, *places, *ropes, *buffers])
         made = self._hidden(final, rest, batch, steady.seen)
-        for cache, length in zip(caches, cycle(lengths), strict=False):
-            cache.commit_in_place(length, final)
-        self._next = _Places(steady.form, after, rest) if rest else None
+        left = iter(rest)
+        for cache, length, layout in zip(caches, cycle(lengths), steady.layouts, strict=False):
+            if layout is None:
+                cache.advance([(next(left), next(left))], 1, alone=steady.seen.alone)
+            else:
+                cache.commit_in_place(length, final)
+        found = list(left)
+        self._next = _Places(steady.form, after, found) if found else None
         return made
 
     @staticmethod
