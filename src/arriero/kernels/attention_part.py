@@ -14,8 +14,8 @@ from arriero.kernels.append import append
 from arriero.kernels.attention import attention, planned
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
-from arriero.kernels.matrix import Matrix, divided, products
+from arriero.kernels.cuda.product import Norm, Operand
+from arriero.kernels.matrix import Matrix, divided, few, products
 from arriero.kernels.rms_norm import rms_norm
 from arriero.kernels.rope import normed_rope
 
@@ -157,17 +157,17 @@ class AttentionPart:
     ) -> tuple[mx.array, list[mx.array]]:
         """The same in three launches for few tokens: product with its norm, attention, product."""
         *first, last = self._matrices()
-        few = [operand for operand in first if fits(operand, gpu, x.shape[0])]
-        if len(few) == len(first):
-            parts = [multiply(gpu, x, operand, norm=self.before).y for operand in few]
-        else:
+        made = [few(gpu, x, *pair, norm=self.before) for pair in zip(self.qkv, first, strict=True)]
+        parts = [part for part in made if part is not None]
+        if len(parts) < len(made):
             normed = x if self.before is None else rms_norm(x, *self.before)
             parts = [matrix(normed) for matrix in self.qkv]
         qkv = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
         y, filled = self.attend_on_cuda(
             gpu, qkv, angles, buffers, lengths=lengths, positions=positions, bases=bases, memo=memo
         )
-        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        behind = few(gpu, y, self.out, last)
+        y = self.out(y) if behind is None else behind
         return y if self.after is None else rms_norm(y, *self.after), filled
 
     def _prompt(

@@ -10,7 +10,9 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.activation import Activation
-from arriero.kernels.cuda.product import Operand, operand
+from arriero.kernels.cuda import dense
+from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Norm, Operand, fits, multiply, operand
 from arriero.kernels.device import CpuKernels
 from arriero.kernels.matmul import matmul
 from arriero.kernels.metal import product as metal
@@ -141,6 +143,19 @@ class Matrix:
         if self.w is None:
             raise ValueError("a matrix is made of an array or of a packed matrix, and this one of neither")
         return self.w
+
+
+def few(gpu: Gpu, x: mx.array, matrix: Matrix, packed: Operand | None, *, norm: Norm | None = None) -> mx.array | None:
+    """`norm(x) @ Wᵀ (+ bias)` of few bfloat16 rows in one launch on an NVIDIA GPU; None where no kernel does that.
+
+    `packed` is the matrix's operand.
+    """
+    if fits(packed, gpu, x.shape[0]):
+        return multiply(gpu, x, packed, norm=norm).y
+    w = matrix.dense
+    if w is None or not dense.fits(gpu, x, w, matrix.bias):
+        return None
+    return dense.multiply(gpu, x, w, norm=norm, bias=matrix.bias)
 
 
 def products(x: mx.array, matrices: Sequence[Matrix], sizes: Sequence[int]) -> list[mx.array]:

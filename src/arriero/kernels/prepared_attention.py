@@ -14,9 +14,9 @@ from arriero.kernels.attention_part import NotReplayable
 from arriero.kernels.cuda import attention as cuda
 from arriero.kernels.cuda import heads as of_heads
 from arriero.kernels.cuda import wide_attention as wide
-from arriero.kernels.cuda.product import Norm, Operand, fits, multiply
+from arriero.kernels.cuda.product import Norm, Operand
 from arriero.kernels.cuda.source import argument
-from arriero.kernels.matrix import Matrix
+from arriero.kernels.matrix import Matrix, few
 from arriero.kernels.rms_norm import rms_norm
 
 
@@ -69,10 +69,9 @@ class PreparedAttention:
         if gpu is None:
             raise RuntimeError("attention with prepared heads needs an NVIDIA GPU")
         shape, (*first, last) = self.shape, self._matrices
-        few = [operand for operand in first if fits(operand, gpu, x.shape[0])]
-        if len(few) == len(first):
-            parts = [multiply(gpu, x, operand, norm=self.before).y for operand in few]
-        else:
+        made = [few(gpu, x, *pair, norm=self.before) for pair in zip(self.qkv, first, strict=True)]
+        parts = [part for part in made if part is not None]
+        if len(parts) < len(made):
             normed = x if self.before is None else rms_norm(x, *self.before)
             parts = [matrix(normed) for matrix in self.qkv]
         rows = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
@@ -91,7 +90,8 @@ class PreparedAttention:
                 y, filled = wide.attend(gpu, shape, ready, buffers, **where)
         if self.form.gated:
             y = of_heads.gate(shape, rows, y)
-        y = multiply(gpu, y, last).y if fits(last, gpu, x.shape[0]) else self.out(y)
+        behind = few(gpu, y, self.out, last)
+        y = self.out(y) if behind is None else behind
         return y if self.after is None else rms_norm(y, *self.after), filled
 
     @property
