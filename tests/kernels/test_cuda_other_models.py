@@ -19,8 +19,8 @@ from tests.helpers.cuda import error, exact, executed
 __all__ = ["executed"]
 
 MODELS: dict[str, tuple[Callable[[], Any], set[str]]] = {
-    "gpt-oss": (small_models.gpt_oss, {"attention", "sparse"}),
-    "latent": (small_models.latent, {"latent", "sparse"}),
+    "gpt-oss": (small_models.gpt_oss, {"dense", "attention", "sparse"}),
+    "latent": (small_models.latent, {"dense", "latent", "sparse"}),
 }
 """And what of our kernels a step of theirs launches."""
 

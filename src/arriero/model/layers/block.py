@@ -11,6 +11,7 @@ from arriero.model.contract import Batch, Cache
 from arriero.model.layers.attention import GroupedAttention
 from arriero.model.layers.delta_net import GatedDeltaNet
 from arriero.model.layers.gated_attention import GatedAttention
+from arriero.model.layers.mla import LatentAttention
 from arriero.model.layers.mlp import GatedMLP
 from arriero.model.layers.norm import RMSNorm
 from arriero.model.layers.stack import Halves
@@ -48,7 +49,7 @@ class PreNormBlock:
         self.feed_forward = feed_forward
         self.before: RMSNorm | None = before
         self.between = between
-        if isinstance(mixer, GroupedAttention | GatedAttention | GatedDeltaNet):
+        if isinstance(mixer, GroupedAttention | GatedAttention | GatedDeltaNet | LatentAttention):
             mixer.surround(before)
             self.before = None
         self.gated = feed_forward.part(between) if isinstance(feed_forward, GatedMLP) else None

@@ -25,7 +25,9 @@ from arriero.kernels import device
 from arriero.kernels.attention import attention
 from arriero.kernels.cuda import latent as cuda
 from arriero.kernels.cuda.gpu import Gpu
+from arriero.kernels.cuda.product import Operand
 from arriero.kernels.embedding import dequantize
+from arriero.kernels.matrix import Matrix, few
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
 from arriero.model.layers.attention import spans
@@ -155,6 +157,12 @@ class LatentAttention:
         self.out = out
         c = config
         self.shape = cuda.Shape(c.heads, c.rank, c.rotated, c.nope, c.scale, rope.interleaved)
+        self.before: RMSNorm | None = None
+        self._operands: list[tuple[Matrix, Operand | None]] = []
+
+    def surround(self, before: RMSNorm) -> None:
+        """Take in the norm that stands before it: from now on calls include it."""
+        self.before = before
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: LatentConfig, rope: Rope) -> Self:
@@ -203,6 +211,7 @@ class LatentAttention:
             if cuda.takes(self.shape, lengths, self.rope.angles(batch), self.latent_norm.pair):
                 return self._few(gpu, x, batch, slot)
         c = self.config
+        x = x if self.before is None else self.before(x)
         q, latent = self.inputs(x)
         if self.query_norm is not None and self.query_up is not None:
             q = self.query_up(self.query_norm(q))
@@ -216,11 +225,20 @@ class LatentAttention:
     def _few(self, gpu: Gpu, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """The same for few tokens of each row, with all between the products in one launch."""
         c = self.config
-        parts = [matrix(x) for matrix in self.inputs.matrices]
+        if not self._operands:
+            matrices = [
+                *self.inputs.matrices,
+                *([] if self.query_up is None else [self.query_up.matrix]),
+                self.out.matrix,
+            ]
+            self._operands = [(matrix, matrix.operand()) for matrix in matrices]
+        *inputs, out = self._operands
+        up = None if self.query_up is None else inputs.pop()
+        parts = [_product(gpu, x, of, self.before) for of in inputs]
         queries, fresh = parts[0], parts[-1]
         begin = fresh.shape[1] - c.width
-        if self.query_norm is not None and self.query_up is not None:
-            queries = self.query_up(self.query_norm(queries[:, : self.inputs.sizes[0]]))
+        if up is not None:
+            queries = _product(gpu, queries[:, : self.inputs.sizes[0]], up, self.query_norm)
         edge = c.heads * (c.nope + c.rotated)
         q = queries if queries.shape[1] == edge else queries[:, :edge]
         absorbed = self.key_up.by_head(q.reshape(-1, c.heads, c.nope + c.rotated)[..., : c.nope].swapaxes(0, 1))
@@ -244,7 +262,14 @@ class LatentAttention:
         )
         for keys, (_, nothing, _), cache, length in zip(filled, held, caches, lengths, strict=True):
             cache.commit(keys, nothing, length)
-        return self.out(self.value_up(y).reshape(-1, c.heads * c.value))
+        return _product(gpu, self.value_up(y).reshape(-1, c.heads * c.value), out, None)
+
+
+def _product(gpu: Gpu, x: mx.array, of: tuple[Matrix, Operand | None], norm: RMSNorm | None) -> mx.array:
+    """`norm(x) @ Wᵀ (+ bias)`, in one launch for few rows."""
+    matrix, packed = of
+    made = few(gpu, x, matrix, packed, norm=None if norm is None else norm.pair)
+    return made if made is not None else matrix(x if norm is None else norm(x))
 
 
 def attend_shared(
