@@ -15,7 +15,7 @@ MOST_ROWS = 8
 """Rows of x from which the tensor cores of MLX's product pay."""
 MOST_OUT = 16384
 """Rows of a matrix up to which a launch less counts for more than how it is read."""
-RESIDENT = 8
+RESIDENT = 2
 """Blocks that a multiprocessor may hold at once."""
 
 
