@@ -7,6 +7,7 @@ from functools import cache
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.formats import Format
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import ACTIVATIONS, FEW, Activation, Operand
 from arriero.kernels.cuda.source import Kernel
@@ -173,29 +174,39 @@ def gated_ordered(x: Ordered, matrix: Operand, activation: Activation, unit: int
     return Ordered(_launch(x, matrix, LARGE, activation, unit, shape), x.counted, unit)
 
 
+@cache
+def _prepare(matrix: Format, present: frozenset[str], inputs: tuple[mx.Dtype, ...]) -> None:
+    """All forms of a format with its first product: a load's short prompt asks for one, requests for all."""
+    for form in FORMS:
+        kernel(form, present).prepare(inputs, _template(matrix, form, None, 0), [mx.bfloat16])
+
+
+def _template(matrix: Format, form: Form, activation: Activation | None, ordered: int) -> dict[str, int | bool]:
+    return {
+        "MODE": matrix.code,
+        "GROUP": matrix.group,
+        "TILES": form.tiles,
+        "COLUMNS": form.columns,
+        "GROUPS": form.groups,
+        "STAGES": form.stages,
+        "DEPTH": form.depth[matrix.bits == 8],
+        "ACTIVATION": ACTIVATIONS[activation],
+        "ORDERED": ordered,
+    }
+
+
 def _launch(
     x: Ordered, matrix: Operand, form: Form, activation: Activation | None, ordered: int, shape: tuple[int, ...]
 ) -> mx.array:
     extras = {"biases": matrix.biases, "factors": matrix.factors, "bias": matrix.bias}
-    present = {name: array for name, array in extras.items() if array is not None}
-    made: list[mx.array] = kernel(form, frozenset(present))(
-        [x.tiles, x.counted, matrix.w, matrix.scales, *present.values()],
-        {
-            "MODE": matrix.format.code,
-            "GROUP": matrix.format.group,
-            "TILES": form.tiles,
-            "COLUMNS": form.columns,
-            "GROUPS": form.groups,
-            "STAGES": form.stages,
-            "DEPTH": form.depth[matrix.format.bits == 8],
-            "ACTIVATION": ACTIVATIONS[activation],
-            "ORDERED": ordered,
-        },
-        blocks=(
-            -(-x.counted.shape[0] // form.columns),
-            -(-matrix.rows // (form.rows * form.cluster)) * form.cluster,
-            1,
-        ),
+    given = {name: array for name, array in extras.items() if array is not None}
+    inputs, present = [x.tiles, x.counted, matrix.w, matrix.scales, *given.values()], frozenset(given)
+    _prepare(matrix.format, present, tuple(array.dtype for array in inputs))
+    blocks = -(-matrix.rows // (form.rows * form.cluster)) * form.cluster
+    made: list[mx.array] = kernel(form, present)(
+        inputs,
+        _template(matrix.format, form, activation, ordered),
+        blocks=(-(-x.counted.shape[0] // form.columns), blocks, 1),
         shapes=[shape],
         dtypes=[mx.bfloat16],
     )

@@ -101,6 +101,13 @@ class Kernel:
         )
         return made
 
+    def prepare(
+        self, inputs: Sequence[mx.Dtype], template: Mapping[str, int | bool], outputs: Sequence[mx.Dtype]
+    ) -> None:
+        """Have the code for such a template and such types at hand before the first launch, where code is kept."""
+        if in_use() is not None:
+            _built(self, tuple(template.items()), tuple(inputs), tuple(outputs))
+
     def as_text(
         self, template: tuple[tuple[str, int | bool], ...], inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]
     ) -> Text:
