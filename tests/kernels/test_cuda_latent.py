@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels.cuda import latent
+from arriero.kernels.cuda import gathering, latent
 from arriero.kernels.cuda.gpu import Gpu
 from tests.helpers.cuda import ON_GPU, SEED, error, exact, executed, rows
 from tests.kernels.test_cuda_attention import EPS, rounded
@@ -125,10 +125,14 @@ def test_published_shapes(executed: Gpu, heads: int, lengths: list[int], positio
 
 
 @pytest.mark.parametrize(("multiprocessors", "splits"), [(20, 16), pytest.param(132, 64, marks=ON_GPU)])
-def test_keys_that_many_blocks_share(executed: Gpu, multiprocessors: int, splits: int) -> None:
+def test_keys_that_many_blocks_share(
+    executed: Gpu, monkeypatch: pytest.MonkeyPatch, multiprocessors: int, splits: int
+) -> None:
     many = replace(executed, multiprocessors=multiprocessors)
     assert latent.splits(many, SMALL, 1) == splits
     check(many, SMALL, [1], [700])
+    monkeypatch.setenv(gathering.CHAIN, "0")
+    assert latent.splits(many, SMALL, 1) == 1
 
 
 def test_large_scores_don_t_overflow(executed: Gpu) -> None:

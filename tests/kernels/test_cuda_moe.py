@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from arriero.kernels.cuda import mixture, router, sparse
+from arriero.kernels.cuda import gathering, mixture, router, sparse
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Operand
 from arriero.model.layers.corrected_router import CorrectedRouter, CorrectedRouterConfig
@@ -253,5 +253,5 @@ def test_more_rows_than_one_launch_takes_and_settings(executed: Gpu, monkeypatch
     assert sparse.fits(executed, banks, rows(8, 128), w, choice, None, None)
     assert not sparse.fits(executed, banks, rows(9, 128), w, choice, None, None)
     assert not sparse.fits(executed, banks, rows(1, 128), w, choice, w[:1], None)
-    monkeypatch.setenv(sparse.CHAIN, "0")
+    monkeypatch.setenv(gathering.CHAIN, "0")
     assert not sparse.fits(executed, banks, rows(1, 128), w, choice, None, None)

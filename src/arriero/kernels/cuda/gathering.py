@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import mlx.core as mx
 
 from arriero.kernels.cuda.source import argument
+
+CHAIN = "ARRIERO_CUDA_CHAIN"
+"""The setting: with 0 no blocks wait for one another, and each part is a launch of its own or not divided."""
+
+
+def wanted() -> bool:
+    """Whether blocks may wait: all of a launch must stand on the device at once, which nothing else may keep busy."""
+    return os.environ.get(CHAIN) != "0"
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from arriero.kernels.cuda.attention import LONGEST, Launch, angles_on_device, launches
-from arriero.kernels.cuda.gathering import gathered
+from arriero.kernels.cuda.gathering import gathered, wanted
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.source import Kernel
@@ -68,8 +68,8 @@ def _blocks(shape: Shape, tokens: int) -> int:
 
 def splits(gpu: Gpu, shape: Shape, blocks: int) -> int:
     """Parts that a row's keys are divided into, where without that there would be so many blocks: all fit at once."""
-    wanted = max(1, min(MOST_SPLITS, shape.rank // 4, gpu.multiprocessors // blocks))
-    power: int = 1 << (wanted.bit_length() - 1)
+    most = max(1, min(MOST_SPLITS, shape.rank // 4, gpu.multiprocessors // blocks)) if wanted() else 1
+    power: int = 1 << (most.bit_length() - 1)
     return power
 
 

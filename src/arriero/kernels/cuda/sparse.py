@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
 import mlx.core as mx
 
 from arriero.kernels.cuda import router
-from arriero.kernels.cuda.gathering import gathered
+from arriero.kernels.cuda.gathering import gathered, wanted
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.mixture import Banks, arguments, depth_of, first_arguments, first_template
 from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.router import Choice
 from arriero.kernels.cuda.source import Kernel
 
-CHAIN = "ARRIERO_CUDA_CHAIN"
-"""The setting: 0 has each part be a launch of its own, whose blocks don't wait for one another."""
 WARPS = 4
 RESIDENT = 3
 """Blocks that a multiprocessor holds at once, at most."""
@@ -43,7 +40,7 @@ def fits(
     """Whether `multiply` takes rows x `[T, hidden]`, and blocks may count in place."""
     return (
         gpu.in_place
-        and os.environ.get(CHAIN) != "0"
+        and wanted()
         and bool(banks.one) == (one is not None or choice.whole)
         and bucket_for(gpu, x.shape[0], x.shape[1]) > 0
         and router.fits(gpu, x, w, choice, one, bias)
