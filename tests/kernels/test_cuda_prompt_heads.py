@@ -17,8 +17,10 @@ from arriero.kernels.cuda import prompt_heads
 from arriero.kernels.cuda.attention import REPLAYED, Shape
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.heads import Form
+from arriero.kernels.gated_norm import gated_norm
 from arriero.kernels.matrix import Matrix
 from arriero.kernels.rms_norm import add_rms_norm
+from arriero.kernels.rope import normed_rope
 from arriero.model.layers.rope import Rope, RopeConfig
 from tests.helpers.cuda import ON_GPU, error, exact, executed, plain_mlx, rows
 from tests.kernels.test_cuda_attention import rounded
@@ -106,6 +108,21 @@ def test_heads_are_normed_turned_and_put_where_they_belong(
         old[:, place : place + count] = new.swapaxes(0, 1)
         assert error(found, old[None]) < 1e-3
         assert np.array_equal(exact(found)[0, :, :place], old[:, :place])
+
+
+@pytest.mark.parametrize(("norm", "interleaved"), [(True, False), (False, True)])
+def test_heads_of_many_tokens_alone(
+    executed: Gpu, monkeypatch: pytest.MonkeyPatch, norm: bool, interleaved: bool
+) -> None:
+    # Every other head of a row, as where gates stand between them.
+    x = rows(33, 3 * 2 * 64).reshape(33, 3, 128)[..., :64]
+    by = (gain(64, wide=True), EPS) if norm else None
+    angles = mx.array(Rope(RopeConfig(1e4), 32).table(np.arange(33)))
+    with plain_mlx(monkeypatch):
+        expected = normed_rope(x, by, angles, interleaved=interleaved)
+        mx.eval(expected)
+    monkeypatch.setattr(mx.fast, "rms_norm", lambda *_: pytest.fail("plain operations took the norm"))
+    assert error(normed_rope(x, by, angles, interleaved=interleaved), exact(expected)) < 3e-3
 
 
 @pytest.mark.parametrize(
@@ -215,3 +232,12 @@ def test_a_residual_sum_and_its_norm(executed: Gpu, monkeypatch: pytest.MonkeyPa
     ours, norm = add_rms_norm(x, branch, by, EPS)
     assert mx.array_equal(ours, total)
     assert error(norm, exact(expected)) < 3e-3
+
+
+@pytest.mark.parametrize("silu", [True, False])
+def test_normed_heads_and_their_gates(executed: Gpu, monkeypatch: pytest.MonkeyPatch, silu: bool) -> None:
+    y, x, by = rows(33, 3 * 64).reshape(33, 3, 64), rows(33, 3 * 64 + 24, 3.0), gain(64, wide=True)
+    with plain_mlx(monkeypatch):
+        expected = gated_norm(*(a.astype(mx.float32) for a in (y, x)), 8, by, EPS, silu=silu)
+        mx.eval(expected)
+    assert error(gated_norm(y, x, 8, by, EPS, silu=silu), exact(expected)) < 3e-3

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
+from arriero.kernels.cuda import prompt_heads as cuda
+from arriero.kernels.cuda.attention import LONGEST
 from arriero.kernels.metal import heads as metal
 from arriero.kernels.metal.product import Norm
 from arriero.kernels.rms_norm import rms_norm
@@ -21,6 +23,8 @@ def rope(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array
         return native.rope(x, table, interleaved=interleaved)
     if device.metal() and metal.takes(x, None, table):
         return metal.turned(x, None, table, interleaved=interleaved)
+    if _on_cuda(x, None, table, interleaved):
+        return cuda.turned(x, None, table, interleaved=interleaved)
     return graph(x, table, interleaved=interleaved)
 
 
@@ -28,9 +32,17 @@ def normed_rope(x: mx.array, norm: Norm | None, table: mx.array | None, *, inter
     """`rope` of the `rms_norm` of heads x `[T, heads, D]`; either may be missing."""
     if device.metal() and metal.takes(x, norm, table):
         return metal.turned(x, norm, table, interleaved=interleaved)
+    if norm is not None and _on_cuda(x, norm, table, interleaved):
+        return cuda.turned(x, norm, table, interleaved=interleaved)
     if norm is not None:
         x = rms_norm(x, *norm)
     return x if table is None else rope(x, table, interleaved=interleaved)
+
+
+def _on_cuda(x: mx.array, norm: Norm | None, table: mx.array | None, interleaved: bool) -> bool:
+    """Whether these are heads of many tokens that a kernel for NVIDIA GPUs takes."""
+    many = x.shape[0] > LONGEST and device.cuda() is not None
+    return many and cuda.turns(x, table, norm, interleaved=interleaved)
 
 
 def graph(x: mx.array, table: mx.array, *, interleaved: bool = False) -> mx.array:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from arriero.kernels.cuda.product import ACTIVATIONS, Activation
 from arriero.kernels.cuda.source import Kernel
 
-CODES = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 KERNEL = Kernel(
     name="gate_rows",
     inputs=("rows",),
     outputs=("out",),
-    headers=("numbers",),
+    headers=("numbers", "formats", "product"),
     body="gate_rows_body",
     threads=256,
 )
@@ -24,12 +24,12 @@ def takes(rows: mx.array) -> bool:
     return rows.dtype == mx.bfloat16 and rows.ndim == 2 and rows.shape[1] % 16 == 0 and rows.shape[0] <= MOST
 
 
-def gate(activation: str, rows: mx.array) -> mx.array:
+def gate(activation: Activation, rows: mx.array) -> mx.array:
     """`activation(gate) · up`, bfloat16 `[T, inner]`, of rows that `takes` has accepted."""
     count, inner = rows.shape[0], rows.shape[1] // 2
     made = KERNEL(
         [rows],
-        {"INNER": inner, "ACTIVATION": CODES[activation]},
+        {"INNER": inner, "ACTIVATION": ACTIVATIONS[activation]},
         blocks=(-(-inner // (8 * KERNEL.threads)), count, 1),
         shapes=[(count, inner)],
         dtypes=[mx.bfloat16],

@@ -6,13 +6,9 @@
   if (at < INNER) {
     const bf16* from = (const bf16*)rows + (size_t)blockIdx.y * 2 * INNER + at;
     const uint4 gates = __ldcs((const uint4*)from), ups = __ldcs((const uint4*)(from + INNER));
-    auto gated = [](float g, float u) {
-      if (ACTIVATION == 0) return g / (1.f + __expf(-g)) * u;
-      // 1 + tanh(t) is 2 / (1 + exp(−2 t)).
-      if (ACTIVATION == 1) return g / (1.f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
-      return 0.5f * g * (1.f + erff(g * 0.7071067811865476f)) * u;
+    auto two = [](u32 g, u32 u) {
+      return pair(activate<ACTIVATION>(low(g)) * low(u), activate<ACTIVATION>(high(g)) * high(u));
     };
-    auto two = [&](u32 g, u32 u) { return pair(gated(low(g), low(u)), gated(high(g), high(u))); };
     *(uint4*)((bf16*)out + (size_t)blockIdx.y * INNER + at) =
         make_uint4(two(gates.x, ups.x), two(gates.y, ups.y), two(gates.z, ups.z), two(gates.w, ups.w));
   }

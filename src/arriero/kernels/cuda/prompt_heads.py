@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -34,36 +34,43 @@ def takes(
 
     What a recording follows of positions is in `cuda.attention`'s tables alone.
     """
-    gains = {norm[0].dtype for norm in norms if norm is not None}
-    half = 0 if angles is None else angles.shape[1]
-    each = max(8, shape.head_dim // 32)
-    lanes = half // each
-    whole = 2 * half % each == 0 if interleaved else half % each == 0 and lanes & (lanes - 1) == 0
     return (
         REPLAYED not in memo
-        and shape.head_dim in HEAD_DIMS
         and all(buffer.dtype == mx.bfloat16 for buffer in buffers)
-        and gains in (set(), {mx.bfloat16}, {mx.float32})
-        and whole
-        and 2 * half <= shape.head_dim
+        and _known(shape.head_dim, angles, norms, interleaved)
         and not (form.gated and form.keys_are_values)
     )
 
 
+def turns(x: mx.array, angles: mx.array | None, norm: Norm | None, *, interleaved: bool = False) -> bool:
+    """Whether `turned` computes this: bfloat16 x `[T, heads, head_dim]` and the same of norms and angles."""
+    return x.dtype == mx.bfloat16 and x.ndim == 3 and _known(x.shape[2], angles, [norm], interleaved)
+
+
+def _known(width: int, angles: mx.array | None, norms: Sequence[Norm | None], interleaved: bool) -> bool:
+    """Whether a lane's numbers turn alike, or with those of one other lane."""
+    gains = {norm[0].dtype for norm in norms if norm is not None}
+    half = 0 if angles is None else angles.shape[1]
+    each = max(8, width // 32)
+    lanes = half // each
+    whole = 2 * half % each == 0 if interleaved else half % each == 0 and lanes & (lanes - 1) == 0
+    return width in HEAD_DIMS and gains in (set(), {mx.bfloat16}, {mx.float32}) and whole and 2 * half <= width
+
+
 @cache
-def kernel(angles: bool, q_gain: bool, k_gain: bool) -> Kernel:
-    """The kernel for rows with or without rotation and gains."""
-    optional = {"angles": angles, "q_gain": q_gain, "k_gain": k_gain}
+def kernel(angles: bool, q_gain: bool, k_gain: bool, *, buffers: bool = True) -> Kernel:
+    """The kernel for rows with or without rotation and gains, and for queries alone."""
+    optional = {"keys": buffers, "values": buffers, "angles": angles, "q_gain": q_gain, "k_gain": k_gain}
     return Kernel(
         name="prompt_heads",
-        inputs=("rows", "run", "keys", "values", *(name for name, given in optional.items() if given)),
+        inputs=("rows", "run", *(name for name, given in optional.items() if given)),
         outputs=("out",),
         headers=("numbers", "prompt_heads"),
         body="prompt_heads_body",
         threads=THREADS,
         defines=tuple((name.upper(), name if given else "nullptr") for name, given in optional.items()),
         # A copy of a buffer would take the new tokens in its place. Caches make them contiguous, and products rows.
-        contiguous=False,
+        contiguous=not buffers,
     )
 
 
@@ -93,11 +100,52 @@ def prepare(
     numbers = (first, count, before, place, buffers[0].shape[2])
     key = (RUN, *numbers)
     if key not in memo:
-        memo[key] = argument(mx.array(np.array([*numbers, 0, 0, 0], np.int32)))
+        memo[key] = _run(*numbers)
+    table = None if angles is None else angles_on_device(angles, memo)
+    q = _launch(
+        shape, form, rows, memo[key], buffers, table, angles, query_norm, key_norm, before + count + behind, interleaved
+    )
+    return q, mx.depends(list(buffers), [q])
+
+
+def turned(x: mx.array, norm: Norm | None, angles: mx.array | None, *, interleaved: bool = False) -> mx.array:
+    """Heads `[T, heads, head_dim]`, normed and rotated, of x that `turns` has accepted."""
+    count, heads, width = x.shape
+    shape = Shape(heads, 0, width, 1.0)
+    return _launch(shape, Form(), x, _whole(count), [], angles, angles, norm, None, count, interleaved)
+
+
+def _run(*numbers: int) -> mx.array:
+    """What prompt_heads.cu calls a run, in the device's own memory."""
+    return argument(mx.array(np.array([*numbers, *[0] * (8 - len(numbers))], np.int32)))
+
+
+@lru_cache(maxsize=64)
+def _whole(count: int) -> mx.array:
+    """The run of all tokens, made once: prompts come in few lengths."""
+    made = _run(0, count, 0, 0, 0)
+    mx.eval(made)
+    return made
+
+
+def _launch(
+    shape: Shape,
+    form: Form,
+    rows: mx.array,
+    run: mx.array,
+    buffers: Sequence[mx.array],
+    table: mx.array | None,
+    angles: mx.array | None,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    blocks: int,
+    interleaved: bool,
+) -> mx.array:
+    """`table` holds the numbers of `angles`."""
     gains = [norm[0] for norm in (query_norm, key_norm) if norm is not None]
-    turns = [] if angles is None else [angles_on_device(angles, memo)]
-    made = kernel(angles is not None, query_norm is not None, key_norm is not None)(
-        [rows, memo[key], *buffers, *turns, *gains],
+    chosen = kernel(angles is not None, query_norm is not None, key_norm is not None, buffers=bool(buffers))
+    made = chosen(
+        [rows, run, *buffers, *([] if table is None else [table]), *gains],
         {
             "DIM": shape.head_dim,
             "HEADS": shape.heads,
@@ -113,8 +161,8 @@ def prepare(
             "Q_EPS_BITS": bits_of(query_norm[1] if query_norm is not None else 0.0),
             "K_EPS_BITS": bits_of(key_norm[1] if key_norm is not None else 0.0),
         },
-        blocks=(before + count + behind, 1, 1),
-        shapes=[(before + count + behind, shape.heads, shape.head_dim)],
+        blocks=(blocks, 1, 1),
+        shapes=[(blocks, shape.heads, shape.head_dim)],
         dtypes=[mx.bfloat16],
     )
-    return made[0], mx.depends(list(buffers), made)
+    return made[0]

@@ -273,7 +273,7 @@ class GatedAttention:
         parts = self.project(x)
         gate = parts.pop() if self.gate is None else self.gate(x)
         q, k, v = (part.reshape(x.shape[0], -1, c.head_dim) for part in parts)
-        q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
+        q, k = self.rope.normed(q, self.query_norm.pair, batch), self.rope.normed(k, self.key_norm.pair, batch)
         y = attend(q, k, v, batch, slot, scale=c.scale, window=c.window)
         y = softplus_gate(y, gate.reshape(-1, c.heads, self.gates))
         return self.out(y.reshape(-1, c.heads * c.head_dim))

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.kernels import device
+from arriero.kernels.activation import sigmoid_gate
 from arriero.kernels.attention import attention
 from arriero.kernels.attention_part import NotReplayable
 from arriero.kernels.block_select import block_select, dense_until
@@ -120,7 +121,7 @@ class Indexer:
         """
         c = self.config
         q, raw = mx.split(self.project(x), [c.heads * c.width], axis=-1)
-        q = self.rope(self.query_norm(q.reshape(-1, c.heads, c.width)), batch)
+        q = self.rope.normed(q.reshape(-1, c.heads, c.width), self.query_norm.pair, batch)
         keys: list[mx.array] = []
         rows = self._rows(raw, batch, slot)
         for span, cache, new in zip(batch.spans, batch.caches(slot), rows, strict=True):
@@ -216,12 +217,13 @@ class IndexedAttention:
         q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)
         k = k.reshape(-1, c.kv_heads, c.head_dim)
         v = v.reshape(-1, c.kv_heads, c.head_dim)
-        q, k = main.rope(main.query_norm(q), batch), main.rope(main.key_norm(k), batch)
+        q = main.rope.normed(q, main.query_norm.pair, batch)
+        k = main.rope.normed(k, main.key_norm.pair, batch)
         index_q, block_keys = self.indexer(x, batch, index_slot)
         y = self._attend(q, k, v, index_q, block_keys, batch, slot)
         # Where everything is read nobody looks at the block keys, and what is appended would pile up uncomputed.
         y = mx.depends(y, block_keys)
-        y = (y.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(x.dtype)
+        y = sigmoid_gate(y, gate)
         return main.out(y.reshape(-1, c.heads * c.head_dim))
 
     def _on_cuda(self, x: mx.array, batch: Batch, slot: int, index_slot: int) -> mx.array | None:

@@ -10,11 +10,10 @@ import mlx.core as mx
 
 from arriero.errors import CheckpointError
 from arriero.kernels import device
-from arriero.kernels.activation import swiglu
 from arriero.kernels.cuda.gated_delta import Around, Heads
 from arriero.kernels.delta_part import DeltaPart
 from arriero.kernels.gated_delta import gated_delta_rows
-from arriero.kernels.rms_norm import rms_norm
+from arriero.kernels.gated_norm import gated_norm
 from arriero.kernels.spans import Carried, Stops
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.contract import Batch
@@ -176,7 +175,7 @@ class GatedDeltaNet:
     def _by_operations(self, x: mx.array, batch: Batch, slot: int) -> mx.array:
         """The same behind its norm, one operation after another."""
         c = self.config
-        qkv, z, gates, gates_at = self._project(x)
+        qkv, (z, z_at), (gates, gates_at) = self._project(x)
 
         def rule(mixed: mx.array, *, states: Sequence[mx.array], lengths: Sequence[int], stops: Stops) -> Carried:
             return gated_delta_rows(
@@ -192,22 +191,18 @@ class GatedDeltaNet:
             )
 
         y = recur(qkv, batch, slot, taps=self.taps, rule=rule)
-        normed = rms_norm(y.astype(mx.float32), self.gain, c.eps)
-        z = z.reshape(normed.shape).astype(mx.float32)
-        gated = swiglu(z, normed) if c.gate == "silu" else mx.sigmoid(z) * normed
-        return self.out(gated.astype(x.dtype).reshape(-1, c.value_width))
+        return self.out(gated_norm(y, z, z_at, self.gain, c.eps, silu=c.gate == "silu"))
 
-    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, int]:
-        """q, k and v together, z, rows that hold b and a, and where b begins in them."""
+    def _project(self, x: mx.array) -> tuple[mx.array, tuple[mx.array, int], tuple[mx.array, int]]:
+        """q, k and v together; rows that hold z, and those of b and a, each with the place where they begin."""
         c = self.config
         rows = [matrix(x) for matrix in self.part.inputs]
+        joined = rows[0].shape[-1] > c.channels
+        qkv = rows[0][:, : c.channels] if joined else rows[0]
+        z = (rows[0], c.channels) if joined else (rows[1], 0)
         if len(self.inputs) == 1:
-            edges = [c.channels, c.channels + c.value_width]
-            qkv, z, _ = mx.split(rows[0], edges, axis=-1)
-            return qkv, z, rows[0], edges[1]
-        qkv, z = rows[:2] if len(self.inputs[0].parts) == 2 else mx.split(rows[0], [c.channels], axis=-1)
-        gates = rows[-1] if len(self.inputs[1].parts) == 1 else mx.concatenate(rows[-2:], axis=-1)
-        return qkv, z, gates, 0
+            return qkv, z, (rows[0], c.channels + c.value_width)
+        return qkv, z, (rows[-1] if len(self.inputs[1].parts) == 1 else mx.concatenate(rows[-2:], axis=-1), 0)
 
 
 def load_inputs(checkpoint: Checkpoint, prefix: str, dtype: mx.Dtype, config: DeltaNetConfig) -> list[Linear]:

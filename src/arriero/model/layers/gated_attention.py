@@ -129,6 +129,6 @@ class GatedAttention:
         q, gate = mx.split(query_gate.reshape(-1, c.heads, 2 * c.head_dim), 2, axis=-1)
         k = k.reshape(-1, c.kv_heads, c.head_dim)
         v = v.reshape(-1, c.kv_heads, c.head_dim)
-        q, k = self.rope(self.query_norm(q), batch), self.rope(self.key_norm(k), batch)
+        q, k = self.rope.normed(q, self.query_norm.pair, batch), self.rope.normed(k, self.key_norm.pair, batch)
         y = sigmoid_gate(attend(q, k, v, batch, slot, scale=c.scale), gate)
         return self.out(y.reshape(-1, c.heads * c.head_dim))

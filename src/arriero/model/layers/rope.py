@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.errors import CheckpointError
-from arriero.kernels.rope import rope
+from arriero.kernels.rope import normed_rope, rope
 from arriero.model.contract import Batch
 from arriero.model.layers.config import LARGEST, Fields
 
@@ -163,6 +163,10 @@ class Rope:
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """x `[T, heads, D]`, rotated, in its dtype."""
         return rope(x, self.angles(batch), interleaved=self.interleaved)
+
+    def normed(self, x: mx.array, norm: tuple[mx.array, float], batch: Batch) -> mx.array:
+        """The same behind the norm of each head, its gain and epsilon given: one operation on some devices."""
+        return normed_rope(x, norm, self.angles(batch), interleaved=self.interleaved)
 
     def angles(self, batch: Batch) -> mx.array:
         """The table of a batch's tokens, made once a forward."""
