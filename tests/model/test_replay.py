@@ -54,3 +54,28 @@ def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest
     replay._refused = True
     for ours, plain in zip(replayed, written(), strict=True):
         assert np.array_equal(ours, plain)
+
+
+def test_steps_of_several_tokens_find_their_places_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
+    model = random_model(small("Qwen3-8B", hidden_size=128, head_dim=64), Quantization("nvfp4", 4, 16))
+    replay = model._replay  # type: ignore[attr-defined]
+
+    def written() -> list[np.ndarray]:
+        caches, steps, position = model.new_caches(), [], 0
+        # As drafts are kept: all of them, some, none.
+        for kept in (3, 3, 3, 3, 1, 0, 3):
+            tokens = mx.array([position % 50, 7, kept], mx.int32)
+            final = model.forward(Batch(tokens, [Span(0, 3, position, caches)])).final
+            steps.append(np.array(final.astype(mx.float32)))
+            position += kept
+            for cache in caches:
+                assert cache is not None
+                assert cache.rewind(position)
+        return steps
+
+    replayed = written()
+    assert set(replay._steps) == {1, 3}
+    replay._refused = True
+    for ours, plain in zip(replayed, written(), strict=True):
+        assert np.array_equal(ours, plain)

@@ -43,6 +43,8 @@ LONGEST = 16
 WORTH = 3
 """Ordinary forwards of a form with several tokens a row before one is recorded: recording takes as long as some."""
 
+FURTHEST = 32
+"""Tokens by which rows may have moved together since the step before for their places to be made of its places."""
 STEP = [0, 0, 1, 0, 1, 0, 0, 0]
 """What one token adds to a group, as attention.cu names its numbers."""
 
@@ -186,6 +188,8 @@ class Replay:
         self._forward = forward
         self._forms: OrderedDict[Form, _Seen] = OrderedDict()
         self._next: _Places | None = None
+        self._steps: dict[int, tuple[mx.array, mx.array]] = {}
+        """What so many tokens add to positions and to a group, on the device."""
         self._steady: dict[tuple[Sequence[int], Sequence[int]], _Steady] = {}
         """The latest of each number of tokens of each row, and of each set of taps."""
         self._refused = False
@@ -238,6 +242,7 @@ class Replay:
             self._steady.clear()
             return self._forward(batch)
         contexts = contexts or {slot: one.fill() for slot, one in hosted.items()}
+        before = [span.position for span in batch.spans]
         after = [span.position + span.length for span in batch.spans]
         made = self._hidden(final, rest, batch, seen)
         left = iter(rest)
@@ -256,7 +261,7 @@ class Replay:
                     states = [(next(left), next(left)) for _ in range(len(where) + 1)]
                     cache.advance(states, span.length, alone=seen.alone)
         found = list(left)
-        self._next = _Places(form, after, found) if found else None
+        self._next = _Places(form, after, found) if found else _Places(form, before, places)
         if all(_linear(of) or (not isinstance(of[0], NGramCache) and max(lengths) == 1) for of in caches):
             layouts = [one if _linear(of) else None for of, them in zip(caches, form[2], strict=True) for one in them]
             if len(self._steady) >= FORMS:
@@ -290,7 +295,7 @@ class Replay:
             else:
                 cache.commit_in_place(length, final)
         found = list(left)
-        self._next = _Places(steady.form, after, found) if found else None
+        self._next = _Places(steady.form, after if found else [span.position for span in spans], found or places)
         return made
 
     @staticmethod
@@ -339,13 +344,26 @@ class Replay:
         lengths = [span.length for span in batch.spans]
         positions = [span.position for span in batch.spans]
         before, self._next = self._next, None
-        if before is not None and before.form == form and before.positions == positions:
-            return before.arrays
+        if before is not None and before.form == form:
+            moved = {now - then for now, then in zip(positions, before.positions, strict=True)}
+            if moved == {0}:
+                return before.arrays
+            if len(moved) == 1 and abs(by := moved.pop()) <= FURTHEST:
+                return self._moved(before.arrays, by)
         made = [argument(mx.array(batch.positions))]
         for tokens, bases, capacities in seen.tables:
             found = cuda.tables(lengths, positions, bases, capacities, tokens)
             made += [argument(mx.array(table)) for table in found]
         return made
+
+    def _moved(self, arrays: Sequence[mx.array], by: int) -> list[mx.array]:
+        """Positions and tables of the same rows so many tokens further."""
+        if by not in self._steps:
+            self._steps[by] = argument(mx.array([by], mx.int32))[:1], argument(mx.array(STEP) * by)[: len(STEP)]
+            mx.eval(self._steps[by])
+        one, step = self._steps[by]
+        positions, *tables = arrays
+        return [positions + one, *((of.reshape(-1, len(STEP)) + step).reshape(-1) for of in tables)]
 
     def _recorded(
         self, batch: Batch, buffers: Sequence[Sequence[Held]], seen: _Seen, hosted: Mapping[int, Coming]
