@@ -146,7 +146,9 @@ def test_a_step_of_the_kernels_is_that_of_plain_mlx(gpu: Gpu, model: Any, monkey
         plain = whole()
         mx.eval(plain)
     for a, b in zip(ours, plain, strict=True):
-        x, y = (np.array(of.astype(mx.float32)) for of in (a, b))
+        # Buffers grow by more positions on a GPU.
+        both = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
+        x, y = (np.array(of[both].astype(mx.float32)) for of in (a, b))
         assert np.linalg.norm(x - y) <= 0.05 * np.linalg.norm(y)
 
 
