@@ -6,7 +6,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from arriero.kernels.activation import Activation, gated
+from arriero.kernels.activation import Activation, gated, gated_rows
 from arriero.kernels.gated_part import GatedPart
 from arriero.model.checkpoint import Checkpoint
 from arriero.model.layers.config import Fields
@@ -65,8 +65,9 @@ class GatedMLP:
         return cls(gate, up, down, activation)
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self.gate_up(x)
-        return self.down(gated(self.activation, gate, up))
+        products = [matrix(x) for matrix in self.gate_up.matrices]
+        one = len(products) == 1
+        return self.down(gated_rows(self.activation, products[0]) if one else gated(self.activation, *products))
 
     def part(self, before: RMSNorm, after: RMSNorm | None = None) -> GatedPart:
         """With the norms around it and the residual sum, as one operation."""
