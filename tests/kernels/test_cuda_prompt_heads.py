@@ -9,11 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from arriero.bench.gpu_models import random_model
 from arriero.kernels import attention as plain_attention
 from arriero.kernels import prompt_attention as prompts
 from arriero.kernels.activation import Activation, gated, gated_rows
 from arriero.kernels.attention_part import AttentionPart
-from arriero.kernels.cuda import prompt_heads
+from arriero.kernels.cuda import gate_rows, prompt_heads, sum_norm
+from arriero.kernels.cuda import gated_norm as gated_norm_kernel
 from arriero.kernels.cuda.attention import REPLAYED, Shape
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.heads import Form
@@ -21,9 +23,13 @@ from arriero.kernels.gated_norm import gated_norm
 from arriero.kernels.matrix import Matrix
 from arriero.kernels.rms_norm import add_rms_norm
 from arriero.kernels.rope import normed_rope
+from arriero.model.contract import Batch, Span
 from arriero.model.layers.rope import Rope, RopeConfig
+from arriero.model.quantization import Quantization
+from arriero.runner.caches.full import KVCache
 from tests.helpers.cuda import ON_GPU, error, exact, executed, plain_mlx, rows
 from tests.kernels.test_cuda_attention import rounded
+from tests.kernels.test_cuda_engine import MODELS
 
 __all__ = ["executed"]
 
@@ -167,6 +173,55 @@ def test_the_attention_of_a_prompt_is_that_of_plain_operations(
     assert error(y, exact(expected)) < max(5e-3, 1.05 * error(plain, exact(expected)))
     for ours, theirs in zip(filled, kept, strict=True):
         assert error(ours, exact(theirs)) < 3e-3
+
+
+def test_a_prompt_written_in_place_leaves_a_stored_prefix_alone(executed: Gpu) -> None:
+    shape, cache = Shape(2, 1, 64, 0.125), KVCache(1, 64, 64, mx.bfloat16)
+
+    def write(count: int) -> None:
+        keys, values, base = cache.reserve(count)
+        where: dict[str, Any] = {"lengths": [count], "positions": [cache.offset], "bases": [base]}
+        none: dict[str, Any] = {"query_norm": None, "key_norm": None, "memo": {}}
+        y, filled = prompts.attend(
+            shape, prompts.PLAIN, rows(count, shape.width), None, [keys, values], **where, **none
+        )
+        cache.commit(*filled, count)
+        mx.eval(y)
+
+    write(40)
+    stored = cache.snapshot()
+    assert stored is not None
+    before = [exact(array) for pair in stored.arrays() for array in pair]
+    assert cache.rewind(10)
+    write(40)
+    after = [exact(array) for pair in stored.arrays() for array in pair]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not np.array_equal(exact(cache.state()[0])[:, :, 10:40], before[0][:, :, 10:40])
+
+
+@pytest.mark.parametrize("name", ["dense", "recurrent"])
+def test_prompts_of_models_give_what_plain_operations_give(
+    executed: Gpu, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = random_model(MODELS[name], Quantization("nvfp4", 4, 16))
+
+    def final() -> mx.array:
+        caches, states = model.new_caches(), []
+        for at, count in ((0, 37), (37, 34)):
+            batch = Batch(mx.arange(at, at + count, dtype=mx.int32) % 96, [Span(0, count, at, caches)])
+            states.append(model.forward(batch).final)
+        made = mx.concatenate(states)
+        mx.eval(made)
+        return made
+
+    ours = final()
+    off = lambda *_, **how: False  # noqa: E731
+    for module, function in (
+        *((m, "takes") for m in (prompts, gate_rows, gated_norm_kernel, sum_norm)),
+        (prompt_heads, "turns"),
+    ):
+        monkeypatch.setattr(module, function, off)
+    assert error(ours, exact(final())) < 2e-2
 
 
 def test_queries_need_no_padding_and_results_no_copy(executed: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
