@@ -1,11 +1,12 @@
 """A decode step's share of what memory gives, both measured in turn in one process.
 
-    python bench/bandwidth_share.py MODEL.gguf [--prompt 64] [--rows 1] [--rounds 40]
+    python bench/bandwidth_share.py MODEL.gguf [--prompt 64] [--rows 1] [--rounds 40] [--ahead]
 
 A round is eight decode steps, then one pass of each loop that only reads, with as many threads
 (`arriero_cpu.read_bandwidth`: six patterns over large pages, of which the best counts). What memory gives moves by a
 third within minutes on a shared machine, so a share of two figures that were taken apart says little. `median` compares
-the median round of both, `best` the best of both. A step's bytes are those of the weights alone.
+the median round of both, `best` the best of both. A step's bytes are those of the weights alone. With `--ahead` each
+step is launched before the one before it is read, which the engine does on GPUs alone.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--ahead", action="store_true")
     options = parser.parse_args()
     if native() is None:
         raise SystemExit("arriero-cpu is not installed, or not for this mlx: there is nothing to measure")
@@ -74,7 +76,8 @@ def main() -> None:
     vocabulary = loaded.model.facts.vocab_size
     tokens = options.rounds * STEPS + STEPS
     limits = Limits(context_length=options.prompt + tokens, max_rows=options.rows)
-    engine = Engine(loaded.model, Sampler(vocabulary, limits.context_length), limits)
+    ahead = True if options.ahead else None
+    engine = Engine(loaded.model, Sampler(vocabulary, limits.context_length), limits, ahead)
     warm_up(engine)
     decoding(engine, options.rows, options.prompt, tokens, vocabulary)
     steps, reads = [], []
