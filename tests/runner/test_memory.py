@@ -75,20 +75,21 @@ def test_bytes_are_written_as_people_read_them(count, text):
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "held", "size", "times"),
+    ("on_gpu", "held", "size", "idle", "times"),
     [
-        (False, 1, 0, 1),
-        (True, 1, 0, 0),
-        (True, memory.KEPT_BYTES + 1, 16 << 30, 1),
-        (True, memory.KEPT_BYTES + 1, 48 << 30, 0),
-        (True, 2 * memory.KEPT_BYTES + 1, 48 << 30, 1),
+        (False, 1, 0, False, 1),
+        (True, 1, 0, False, 0),
+        (True, memory.KEPT_BYTES + 1, 16 << 30, False, 1),
+        (True, memory.KEPT_BYTES + 1, 48 << 30, False, 0),
+        (True, memory.KEPT_BYTES + 1, 48 << 30, True, 1),
+        (True, 2 * memory.KEPT_BYTES + 1, 48 << 30, False, 1),
     ],
 )
-def test_free_buffers_stay_with_an_nvidia_gpu_while_they_are_few(monkeypatch, on_gpu, held, size, times):
+def test_free_buffers_stay_with_an_nvidia_gpu_while_they_are_few(monkeypatch, on_gpu, held, size, idle, times):
     cleared = []
     monkeypatch.setattr(memory, "cuda", lambda: object() if on_gpu else None)
     monkeypatch.setattr(mx, "get_cache_memory", lambda: held)
     monkeypatch.setattr(mx, "get_memory_limit", lambda: size)
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(True))
-    memory.release_buffers()
+    memory.release_buffers(idle=idle)
     assert len(cleared) == times

@@ -211,7 +211,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever a forward raises ends its rows, not the engine
             self._fail(error)
         if not self.busy:
-            release_buffers()
+            release_buffers(idle=True)
 
     def _plain_step(self) -> None:
         previous = self._pipeline.latest

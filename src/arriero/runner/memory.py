@@ -12,8 +12,8 @@ from arriero.kernels.device import cuda
 
 log = logging.getLogger(__name__)
 
-KEPT = 24
-"""Part of an NVIDIA GPU's memory that free buffers may take there."""
+KEPT, KEPT_IDLE = 24, 96
+"""Parts of an NVIDIA GPU's memory that free buffers may take there, and while a runner has nothing to do."""
 KEPT_BYTES = 1 << 30
 """What they may take however small it is."""
 
@@ -29,14 +29,16 @@ def memory_bytes() -> int:
     return mx.get_active_memory() + mx.get_cache_memory()
 
 
-def release_buffers() -> None:
+def release_buffers(*, idle: bool = False) -> None:
     """Give the allocator's free buffers back to the system; on NVIDIA GPUs only when they are more than stay there.
 
     There each one is a call of the driver, and another when it is needed again: a prompt of 4,096 tokens, which leaves
     5 GB of them, takes an 8B model 137 ms with those of the prompt before, and 142 where it gives back all beyond 2 GB
-    after each chunk (H200).
+    after each chunk (H200). Other runners may need them while this one is idle.
     """
-    if cuda() is None or mx.get_cache_memory() > max(KEPT_BYTES, mx.get_memory_limit() // KEPT):
+    if cuda() is None or mx.get_cache_memory() > max(
+        KEPT_BYTES, mx.get_memory_limit() // (KEPT_IDLE if idle else KEPT)
+    ):
         mx.clear_cache()
 
 
