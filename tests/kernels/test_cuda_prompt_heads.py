@@ -21,13 +21,14 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.heads import Form
 from arriero.kernels.gated_norm import gated_norm
 from arriero.kernels.matrix import Matrix
-from arriero.kernels.rms_norm import add_rms_norm
+from arriero.kernels.rms_norm import add_rms_norm, rms_norm
 from arriero.kernels.rope import normed_rope
 from arriero.model.contract import Batch, Span
+from arriero.model.layers import rope as rope_module
 from arriero.model.layers.rope import Rope, RopeConfig
 from arriero.model.quantization import Quantization
 from arriero.runner.caches.full import KVCache
-from tests.helpers.cuda import ON_GPU, error, exact, executed, plain_mlx, rows
+from tests.helpers.cuda import ON_GPU, error, exact, executed, packed, plain_mlx, rows
 from tests.kernels.test_cuda_attention import rounded
 from tests.kernels.test_cuda_engine import MODELS
 
@@ -222,6 +223,36 @@ def test_prompts_of_models_give_what_plain_operations_give(
     ):
         monkeypatch.setattr(module, function, off)
     assert error(ours, exact(final())) < 2e-2
+
+
+def test_angles_of_prompts_are_those_of_the_table(executed: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope_module, "DEVICE_BLOCKS", 2)
+    rope = Rope(RopeConfig(1e6), 64)
+    for spans in ([(40, 1000)], [(30, 3), (2100, FAR)], [(33, 0)]):
+        starts = np.cumsum([0, *(length for length, _ in spans)])
+        placed = [Span(int(start), *at, []) for start, at in zip(starts[:-1], spans, strict=True)]
+        batch = Batch(mx.zeros(int(starts[-1]), mx.int32), placed)
+        assert np.array_equal(np.array(rope.angles(batch)), rope.table(batch.positions))
+
+
+@pytest.mark.parametrize("width", [1032, 64])
+def test_a_norm_with_a_wide_gain(executed: Gpu, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    x, by = rows(33, width), gain(width, wide=True)
+    with plain_mlx(monkeypatch):
+        expected = rms_norm(x.astype(mx.float32), by, EPS)
+        mx.eval(expected)
+    monkeypatch.setattr(mx.fast, "rms_norm", lambda *_: pytest.fail("plain operations took the norm"))
+    assert error(rms_norm(x, by, EPS), exact(expected)) < 3e-3
+
+
+def test_a_product_with_its_residual_is_rounded_once(executed: Gpu) -> None:
+    matrix = packed((64, 128), "nvfp4", 4, 16)
+    parts = mx.quantize(mx.array(matrix.values).astype(mx.bfloat16), group_size=16, bits=4, mode="nvfp4")
+    made = Matrix(*parts, mode="nvfp4", bits=4, group_size=16)
+    x, residual = rows(40, 128), rows(40, 64, 30.0)
+    w = exact(mx.dequantize(*parts, group_size=16, bits=4, mode="nvfp4", dtype=mx.float32))
+    expected = exact(residual) + exact(x) @ w.T
+    assert error(made.plus(x, residual), expected) <= 1.1 * error(mx.array(expected).astype(mx.bfloat16), expected)
 
 
 def test_queries_need_no_padding_and_results_no_copy(executed: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,9 @@ class GatedPart:
             inner = gated_rows(self.activation, self.gate_up[0](normed))
         else:
             inner = gated(self.activation, *(matrix(normed) for matrix in self.gate_up))
-        y = self.down(inner)
-        return x + (y if self.after is None else rms_norm(y, *self.after))
+        if self.after is None:
+            return self.down.plus(inner, x)
+        return x + rms_norm(self.down(inner), *self.after)
 
     def handle(self, dtype: mx.Dtype) -> Any:
         """The extension's version, made once; None where there is none for this device or these formats."""

@@ -60,7 +60,8 @@ def dequantize(matrix: Operand, *, factored: bool = False) -> mx.array:
     return made[0]
 
 
-def multiply(x: mx.array, matrix: Operand) -> mx.array:
-    """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16."""
-    y = x @ dequantize(matrix, factored=True).T
+def multiply(x: mx.array, matrix: Operand, residual: mx.array | None = None) -> mx.array:
+    """`x @ Wᵀ (+ bias) (+ residual)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16."""
+    w = dequantize(matrix, factored=True).T
+    y = x @ w if residual is None else mx.addmm(residual, x, w)
     return y if matrix.bias is None else y + matrix.bias

@@ -2,7 +2,7 @@
 // their row's cache in place, queries side by side as attention takes them. Rows hold the query heads, each with a gate
 // behind it or not, then the heads of k, then those of v, unless keys are the values too.
 //
-// A block is one token; of the queries, some in front of the first and behind the last token are zeros.
+// A block is one token, or a part of its heads; of the queries, some in front of the first and behind the last token are zeros.
 namespace arriero {
 
 // Where the tokens of one row are.
@@ -14,6 +14,11 @@ struct Run {
   int capacity;  // places of the buffers
 };
 
+__device__ __forceinline__ void fetch(u32* to, const u32* from) {
+  const uint4 four = *(const uint4*)from;
+  to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
 template <int D, int HEADS, int KV_HEADS, int ROTATED, bool INTERLEAVED, bool NORM_Q, bool NORM_K, bool NORM_V,
           bool WIDE_GAIN, bool GATED, bool KEYS_ARE_VALUES>
 __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angles, const void* q_gain,
@@ -22,6 +27,7 @@ __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angl
   constexpr int PER = D > 256 ? D / 32 : 8, LANES = D / PER, TOGETHER = THREADS / LANES, WORDS = PER / 2;
   constexpr int ALL = HEADS + 2 * KV_HEADS, TIMES = (ALL + TOGETHER - 1) / TOGETHER;
   constexpr int PASSES = (TIMES + 3) / 4, AHEAD = (TIMES + PASSES - 1) / PASSES;  // up to four heads on their way at once
+  constexpr int GAINS = NORM_Q || NORM_K ? (WIDE_GAIN ? PER : WORDS) : 1;  // words of a lane
   constexpr int HALF = ROTATED / 2, TURNS = INTERLEAVED ? WORDS : PER, EACH_ = GATED ? 2 : 1;
   constexpr size_t WIDTH = (size_t)(EACH_ * HEADS + (KEYS_ARE_VALUES ? 1 : 2) * KV_HEADS) * D;
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, at = lane * PER;
@@ -29,7 +35,7 @@ __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angl
   const int i = (int)blockIdx.x - run.before;
   bf16* queries = out + (size_t)blockIdx.x * HEADS * D + at;
   if (i < 0 || i >= run.count) {
-    for (int head = group; head < HEADS; head += TOGETHER)
+    for (int head = group + blockIdx.y * TOGETHER; head < HEADS; head += TOGETHER * gridDim.y)
 #pragma unroll
       for (int e = 0; e < WORDS; e += 4) *(uint4*)(queries + head * D + 2 * e) = make_uint4(0, 0, 0, 0);
     return;
@@ -47,8 +53,15 @@ __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angl
       turn[e + 1] = {two.z, two.w};
     }
   }
+  // And so do their gains.
+  u32 q_by[GAINS], k_by[GAINS];
+#pragma unroll
+  for (int e = 0; e < GAINS; e += 4) {
+    if (NORM_Q) fetch(q_by + e, (const u32*)q_gain + lane * GAINS + e);
+    if (NORM_K) fetch(k_by + e, (const u32*)k_gain + lane * GAINS + e);
+  }
   const bf16* mine = rows + token * WIDTH + at;
-  for (int begin = 0; begin < TIMES; begin += AHEAD) {
+  for (int begin = blockIdx.y * AHEAD; begin < TIMES; begin += AHEAD * gridDim.y) {
     u32 w[AHEAD][WORDS];
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
@@ -56,10 +69,7 @@ __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angl
       const bool query = head < HEADS, value = head >= HEADS + KV_HEADS;
       const int place = query ? EACH_ * head : (EACH_ - 1) * HEADS + head - (KEYS_ARE_VALUES && value ? KV_HEADS : 0);
 #pragma unroll
-      for (int e = 0; e < WORDS; e += 4) {
-        const uint4 four = *(const uint4*)(mine + (size_t)place * D + 2 * e);
-        w[k][e] = four.x, w[k][e + 1] = four.y, w[k][e + 2] = four.z, w[k][e + 3] = four.w;
-      }
+      for (int e = 0; e < WORDS; e += 4) fetch(w[k] + e, (const u32*)(mine + (size_t)place * D) + e);
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
@@ -73,15 +83,14 @@ __device__ __forceinline__ void prompt_heads(const bf16* rows, const float* angl
         for (int o = LANES / 2; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
         if (query ? NORM_Q : value ? NORM_V : NORM_K) {
           const float r = rsqrtf(squares / D + (query ? q_eps : k_eps));
-          const void* gain = query ? q_gain : k_gain;
 #pragma unroll
           for (int e = 0; e < WORDS; ++e) {
             float a = 1.f, b = 1.f;
             if (!value && WIDE_GAIN) {
-              const float2 two = ((const float2*)gain)[at / 2 + e];
-              a = two.x, b = two.y;
+              a = __uint_as_float(query ? q_by[2 * e] : k_by[2 * e]);
+              b = __uint_as_float(query ? q_by[2 * e + 1] : k_by[2 * e + 1]);
             } else if (!value) {
-              const u32 two = ((const u32*)gain)[at / 2 + e];
+              const u32 two = query ? q_by[e] : k_by[e];
               a = low(two), b = high(two);
             }
             // The graph rounds here, too.

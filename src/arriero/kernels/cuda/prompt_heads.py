@@ -16,6 +16,10 @@ from arriero.kernels.cuda.source import Kernel, argument
 
 THREADS = 128
 HEAD_DIMS = (64, 128, 256, 512)
+RESIDENT = 8
+"""Blocks that a multiprocessor holds at once, for heads of up to 256 with gains in bfloat16."""
+MANY = 64
+"""Warps' worth of a token's heads from which two blocks share them."""
 RUN = "cuda run"
 """What the keys of a forward's memo begin with: `(RUN, first, count, before, place, capacity)` for where a row is."""
 
@@ -58,7 +62,7 @@ def _known(width: int, angles: mx.array | None, norms: Sequence[Norm | None], in
 
 
 @cache
-def kernel(angles: bool, q_gain: bool, k_gain: bool, *, buffers: bool = True) -> Kernel:
+def kernel(angles: bool, q_gain: bool, k_gain: bool, *, buffers: bool = True, resident: int = 1) -> Kernel:
     """The kernel for rows with or without rotation and gains, and for queries alone."""
     optional = {"keys": buffers, "values": buffers, "angles": angles, "q_gain": q_gain, "k_gain": k_gain}
     return Kernel(
@@ -68,6 +72,7 @@ def kernel(angles: bool, q_gain: bool, k_gain: bool, *, buffers: bool = True) ->
         headers=("numbers", "prompt_heads"),
         body="prompt_heads_body",
         threads=THREADS,
+        resident=resident,
         defines=tuple((name.upper(), name if given else "nullptr") for name, given in optional.items()),
         # A copy of a buffer would take the new tokens in its place. Caches make them contiguous, and products rows.
         contiguous=not buffers,
@@ -143,8 +148,11 @@ def _launch(
 ) -> mx.array:
     """`table` holds the numbers of `angles`."""
     gains = [norm[0] for norm in (query_norm, key_norm) if norm is not None]
-    chosen = kernel(angles is not None, query_norm is not None, key_norm is not None, buffers=bool(buffers))
-    made = chosen(
+    given = angles is not None, query_norm is not None, key_norm is not None
+    wide = any(gain.dtype == mx.float32 for gain in gains)
+    resident = RESIDENT if shape.head_dim <= 256 and not wide else 1
+    warps = (shape.heads + 2 * shape.kv_heads) * shape.head_dim // 256
+    made = kernel(*given, buffers=bool(buffers), resident=resident)(
         [rows, run, *buffers, *([] if table is None else [table]), *gains],
         {
             "DIM": shape.head_dim,
@@ -155,13 +163,13 @@ def _launch(
             "NORM_Q": query_norm is not None,
             "NORM_K": key_norm is not None,
             "NORM_V": form.normed_values,
-            "WIDE_GAIN": any(gain.dtype == mx.float32 for gain in gains),
+            "WIDE_GAIN": wide,
             "GATED": form.gated,
             "KEYS_ARE_VALUES": form.keys_are_values,
             "Q_EPS_BITS": bits_of(query_norm[1] if query_norm is not None else 0.0),
             "K_EPS_BITS": bits_of(key_norm[1] if key_norm is not None else 0.0),
         },
-        blocks=(blocks, 1, 1),
+        blocks=(blocks, 2 if warps >= MANY else 1, 1),
         shapes=[(blocks, shape.heads, shape.head_dim)],
         dtypes=[mx.bfloat16],
     )

@@ -1,4 +1,4 @@
-// x + branch, and that sum normed: a block is one row, a thread holds EACH times 8 of its numbers.
+// x + branch, and that sum normed; without a branch x is. A block is one row, a thread holds EACH times 8 of its numbers.
 {
   using namespace arriero;
   constexpr int EACH_ = (WIDTH / 8 + THREADS - 1) / THREADS;
@@ -11,7 +11,7 @@
     a[k] = b[k] = make_uint4(0, 0, 0, 0);
     if (at < WIDTH) {
       a[k] = *(const uint4*)((const bf16*)x + row + at);
-      b[k] = *(const uint4*)((const bf16*)branch + row + at);
+      if (SUM) b[k] = *(const uint4*)((const bf16*)BRANCH + row + at);
     }
   }
   float squares = 0.f;
@@ -25,7 +25,7 @@
   for (int k = 0; k < EACH_; ++k) {
     const int at = (threadIdx.x + k * THREADS) * 8;
     a[k] = make_uint4(two(a[k].x, b[k].x), two(a[k].y, b[k].y), two(a[k].z, b[k].z), two(a[k].w, b[k].w));
-    if (at < WIDTH) *(uint4*)((bf16*)total + row + at) = a[k];
+    if (SUM && at < WIDTH) *(uint4*)((bf16*)TOTAL + row + at) = a[k];
   }
   squares = warp_sum(squares);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;

@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from arriero.errors import CheckpointError
+from arriero.kernels import device
+from arriero.kernels.cuda.attention import LONGEST, give_angles
 from arriero.kernels.rope import normed_rope, rope
 from arriero.model.contract import Batch
 from arriero.model.layers.config import LARGEST, Fields
@@ -19,6 +21,8 @@ BLOCK = 1024
 """Positions of one block of a table."""
 HELD = 4
 """Blocks by which a table that is held on the device grows."""
+DEVICE_BLOCKS = 64
+"""Blocks of a table that stay on an NVIDIA GPU for prompts: up to 65,536 positions, 32 MB for heads of 128."""
 
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
 AXES = {"mrope_section", "mrope_interleaved"}
@@ -159,6 +163,7 @@ class Rope:
             self._axes = axes_of(config.sections, self.inverse.size)
         self._blocks: dict[int, np.ndarray] = {}
         self._held: mx.array | None = None
+        self._device: dict[int, mx.array] = {}
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """x `[T, heads, D]`, rotated, in its dtype."""
@@ -174,9 +179,28 @@ class Rope:
         found: mx.array | None = batch.memo.get(key)
         if found is None:
             coordinates = batch.coordinates
-            table = self.table(batch.positions) if coordinates is None else self.axes_table(coordinates)
-            found = batch.memo[key] = mx.array(table)
+            if coordinates is None and batch.tokens.shape[0] > LONGEST and device.cuda() is not None:
+                found = self._of_blocks(batch)
+                give_angles(batch.memo, found)
+            else:
+                found = mx.array(self.table(batch.positions) if coordinates is None else self.axes_table(coordinates))
+            batch.memo[key] = found
         return found
+
+    def _of_blocks(self, batch: Batch) -> mx.array:
+        """The table of a prompt's tokens out of what is in the device's own memory: 0.4 ms for a chunk else (H200)."""
+        parts: list[mx.array] = []
+        for span in batch.spans:
+            end = span.position + span.length
+            for index in range(span.position // BLOCK, -(-end // BLOCK)):
+                start = index * BLOCK
+                if index not in self._device:
+                    if len(self._device) == DEVICE_BLOCKS:
+                        self._device.pop(next(iter(self._device)))
+                    self._device[index] = mx.array(self._block(index)) + mx.zeros((1,))
+                    mx.eval(self._device[index])
+                parts.append(self._device[index][max(0, span.position - start) : end - start])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def axes_table(self, coordinates: np.ndarray) -> np.ndarray:
         """As `table`, of positions on several axes `[axes, T]`, each frequency by its own axis.
