@@ -8,11 +8,11 @@ import mlx.core as mx
 
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, bits_of
-from arriero.kernels.cuda.router import BUCKETS, WARPS, shared_bytes
+from arriero.kernels.cuda.router import WARPS, shared_bytes
 from arriero.kernels.cuda.source import Kernel
 
-MOST_ROWS = 8
-"""Rows of x from which the tensor cores of MLX's product pay."""
+BUCKETS = (1, 2)
+"""Rows of x that kernels are compiled for. With more the tensor cores of MLX's product pay."""
 MOST_OUT = 16384
 """Rows of a matrix up to which a launch less counts for more than how it is read."""
 RESIDENT = 2
@@ -21,7 +21,7 @@ RESIDENT = 2
 
 def bucket_for(gpu: Gpu, count: int, columns: int) -> int:
     """The rows of x that a kernel is compiled for; 0 when there are too many."""
-    fitting = [b for b in BUCKETS if MOST_ROWS >= b >= count and shared_bytes(b, columns) <= gpu.shared_memory]
+    fitting = [b for b in BUCKETS if b >= count and shared_bytes(b, columns) <= gpu.shared_memory]
     return min(fitting, default=0)
 
 

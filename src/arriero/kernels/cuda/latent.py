@@ -68,7 +68,7 @@ def _blocks(shape: Shape, tokens: int) -> int:
 
 def splits(gpu: Gpu, shape: Shape, blocks: int) -> int:
     """Parts that a row's keys are divided into, where without that there would be so many blocks: all fit at once."""
-    most = max(1, min(MOST_SPLITS, shape.rank // 4, gpu.multiprocessors // blocks)) if wanted() else 1
+    most = max(1, min(MOST_SPLITS, shape.rank // 4, RESIDENT * gpu.multiprocessors // blocks)) if wanted() else 1
     power: int = 1 << (most.bit_length() - 1)
     return power
 

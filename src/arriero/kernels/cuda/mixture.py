@@ -11,10 +11,10 @@ from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import ACTIVATIONS, TILE, Activation, Operand, bits_of
 from arriero.kernels.cuda.source import Kernel
 
-INNER_WARPS, DOWN_WARPS = 4, 8
-INNER_RESIDENT, DOWN_RESIDENT = 3, 1
+INNER_WARPS, DOWN_WARPS = 4, 4
+INNER_RESIDENT, DOWN_RESIDENT = 3, 4
 """Warps of a block, which share out a line's columns, and blocks that a multiprocessor holds at once."""
-INNER_DEEPEST, DOWN_DEEPEST = 4, 6
+INNER_DEEPEST, DOWN_DEEPEST = 4, 5
 """Units of each row that a thread keeps in flight at most."""
 LINES = 512
 """The most pairs of token and expert: beyond, sorting tokens by expert reads less."""
@@ -67,7 +67,10 @@ def takes(banks: Banks) -> bool:
 def depth_of(units: int, warps: int, deepest: int) -> int:
     """Units of each row that a thread keeps in flight: a number that a warp's share comes close to a multiple of."""
     share = -(-units // warps)
-    return max(depth for depth in range(1, deepest + 1) if -(-share // depth) * depth <= share + share // 8)
+    exact = max(depth for depth in range(1, deepest + 1) if share % depth == 0)
+    if 2 * exact >= min(deepest, share):
+        return exact
+    return max(depth for depth in range(1, deepest + 1) if -(-share // depth) * depth <= share + max(1, share // 8))
 
 
 PARTS = {"W": "w", "S": "scales", "B": "biases", "F": "factors", "BIAS": "bias"}

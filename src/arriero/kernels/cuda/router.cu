@@ -43,13 +43,15 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b) {
 // ROWS rows of x at most, of which 8 are multiplied at a time; put(row, n, sum) takes the results from one lane each.
 template <int N, int K, int ROWS, bool WIDE_GAIN, class Put>
 __device__ __forceinline__ void dense(const Dense& d, char* shared, const Put& put) {
-  constexpr int WARPS = THREADS / 32, EIGHTS = K / 8, AT_ONCE = ROWS < 8 ? ROWS : 8;
-  constexpr int LOADS = (EIGHTS + 31) / 32, AHEAD_ = LOADS < 8 ? LOADS : 8;
+  constexpr int WARPS = THREADS / 32, EIGHTS = K / 8, AT_ONCE = ROWS < 8 ? ROWS : 8, BATCH = ROWS < 4 ? ROWS : 4;
+  constexpr int LOADS = (EIGHTS + 31) / 32, AHEAD_ = LOADS < 8 ? LOADS : ROWS > 1 ? 4 : 8;
   static_assert(K % 8 == 0, "16 bytes at a time");
   uint4* xs = (uint4*)shared;                                // [ROWS][EIGHTS]
   float* squares = (float*)(shared + (size_t)ROWS * K * 2);  // [ROWS][WARPS]
-  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, blocks = gridDim.x;
+  // Blocks without a row of W have nothing to do.
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, blocks = min((int)gridDim.x, (N + WARPS - 1) / WARPS);
   int n = blockIdx.x * WARPS + warp;
+  if (blockIdx.x >= blocks) return;
   auto matrix = [&](int row) -> const uint4* {
     return (const uint4*)(d.more && row == N - 1 ? d.more : d.w + (size_t)row * K);
   };
@@ -59,24 +61,39 @@ __device__ __forceinline__ void dense(const Dense& d, char* shared, const Put& p
   for (int i = 0; i < AHEAD_; ++i)
     if (n < N && lane + 32 * i < EIGHTS) w[i] = __ldg(matrix(n) + lane + 32 * i);
 
-  for (int m = 0; m < d.rows; ++m) {
-    float s = 0.f;
-    for (int k = tid; k < EIGHTS; k += THREADS) {
-      const size_t at = (size_t)m * EIGHTS + k;
-      uint4 v = __ldcg((const uint4*)d.x + at);
-      u32* a = (u32*)&v;
-      if (d.branch) {
-        const uint4 o = __ldcg((const uint4*)d.branch + at);
-        const u32* c = (const u32*)&o;
+  for (int m0 = 0; m0 < d.rows; m0 += BATCH) {
+    float s[BATCH];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) a[e] = pair(low(a[e]) + low(c[e]), high(a[e]) + high(c[e]));
-        if (k % blocks == blockIdx.x) ((uint4*)d.sum)[at] = v;
+    for (int m = 0; m < BATCH; ++m) s[m] = 0.f;
+    for (int k = tid; k < EIGHTS; k += THREADS) {
+      // Some rows are on their way before the first is there.
+      uint4 v[BATCH], o[BATCH];
+#pragma unroll
+      for (int m = 0; m < BATCH; ++m) {
+        const size_t at = (size_t)min(m0 + m, d.rows - 1) * EIGHTS + k;
+        v[m] = __ldcg((const uint4*)d.x + at);
+        if (d.branch) o[m] = __ldcg((const uint4*)d.branch + at);
       }
-      s += dot(v, v);
-      xs[at] = v;
+#pragma unroll
+      for (int m = 0; m < BATCH; ++m) {
+        if (m0 + m >= d.rows) break;
+        const size_t at = (size_t)(m0 + m) * EIGHTS + k;
+        u32* a = (u32*)&v[m];
+        if (d.branch) {
+          const u32* c = (const u32*)&o[m];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) a[e] = pair(low(a[e]) + low(c[e]), high(a[e]) + high(c[e]));
+          if (k % blocks == blockIdx.x) ((uint4*)d.sum)[at] = v[m];
+        }
+        s[m] += dot(v[m], v[m]);
+        xs[at] = v[m];
+      }
     }
-    s = warp_sum(s);
-    if (lane == 0) squares[m * WARPS + warp] = s;
+#pragma unroll
+    for (int m = 0; m < BATCH; ++m) {
+      const float all = warp_sum(s[m]);
+      if (lane == 0 && m0 + m < d.rows) squares[(m0 + m) * WARPS + warp] = all;
+    }
   }
   __syncthreads();
   if (d.gain) {

@@ -14,12 +14,12 @@ from arriero.kernels.cuda.product import Norm, bits_of
 from arriero.kernels.cuda.router import Choice
 from arriero.kernels.cuda.source import Kernel
 
-WARPS = 4
-RESIDENT = 3
+WARPS = 8
+RESIDENT = 2
 """Blocks that a multiprocessor holds at once, at most."""
 BUCKETS = (1, 8)
 """Rows of x that kernels are compiled for."""
-INNER_DEEPEST, DOWN_DEEPEST = 4, 9
+INNER_DEEPEST, DOWN_DEEPEST = 3, 6
 """Units of each row that a thread keeps in flight at most."""
 
 
