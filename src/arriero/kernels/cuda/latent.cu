@@ -20,6 +20,13 @@ struct Latent {
 
 constexpr int LINES = 16;
 
+// Has a line of memory come to the L2 cache.
+__device__ __forceinline__ void come(const void* p) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // Keys of a split.
 template <int SPLITS>
 __device__ __forceinline__ int chunk_of(int end) {
@@ -48,7 +55,13 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
   const int lines = min(g.count * HEADS - line0, LINES);
   const int end = g.place + g.count, chunk = chunk_of<SPLITS>(end), lo = split * chunk, hi = min(lo + chunk, end);
   if (lines <= 0) return;
+  constexpr int EACH_LINE = 64, KEY_LINES = (D + EACH_LINE - 1) / EACH_LINE;
+  auto bring = [&](int kb) {
+    for (int i = tid; i < 64 * KEY_LINES; i += THREADS)
+      if (kb + i / KEY_LINES < hi) come(K + (size_t)(kb + i / KEY_LINES) * D + i % KEY_LINES * EACH_LINE);
+  };
   if (lo < hi) {
+    bring(lo);
     for (int i = tid; i < LINES * (RANK / 8); i += THREADS) {
       const int r = i / (RANK / 8), e = i % (RANK / 8), line = line0 + r;
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -96,6 +109,7 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
     const float log2e = 1.4426950408889634f;
     const int limit0 = g.place + (line0 + gid) / HEADS, limit1 = g.place + (line0 + gid + 8) / HEADS;
     for (int kb = lo; kb < hi; kb += 64) {
+      bring(kb + 64);
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
