@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
-from arriero.kernels.cuda import layer
+from arriero.kernels.cuda import layer, stream
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, multiply
 from tests.helpers.cuda import gpu, packed, rows
@@ -15,8 +18,12 @@ __all__ = ["gpu"]
 HIDDEN, INNER, HEADS, WIDTH = 256, 512, 384, 512
 
 
-def gain() -> Norm:
-    return mx.random.uniform(0.5, 1.5, (HIDDEN,)).astype(mx.bfloat16), 1e-6
+def gain(width: int = HIDDEN) -> Norm:
+    return mx.random.uniform(0.5, 1.5, (width,)).astype(mx.bfloat16), 1e-6
+
+
+def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "takes", lambda *_: False)
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -43,3 +50,55 @@ def test_one_launch_gives_the_bits_of_several(
         if qkv:
             assert made.qkv is not None
             assert mx.array_equal(made.qkv, multiply(gpu, behind, q, norm=second).y)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("whole", [False, True])
+def test_weights_that_pass_through_shared_memory_give_the_same_bits(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, whole: bool, count: int
+) -> None:
+    wide = stream.SHARE
+    gate_up, down, o, q = (
+        packed(shape, "nvfp4", 4, 16, global_scale=mx.array(0.5), deviation=0.03).operand
+        for shape in ((2 * wide, wide), (wide, wide), (wide, wide), (16 * 7, wide))
+    )
+    first, second = gain(wide), gain(wide)
+    chain = (
+        layer.Chain(gate_up, down, "silu", first, o, q, second) if whole else layer.Chain(gate_up, down, "silu", first)
+    )
+    assert layer.streams(gpu, chain, count)
+    h, y = rows(count, wide), rows(count, wide)
+    made = [layer.multiply(gpu, h, y, chain) for _ in range(2)]
+    without_streams(monkeypatch)
+    assert not layer.streams(gpu, chain, count)
+    plain = layer.multiply(gpu, h, y, chain)
+    for one in made:
+        assert mx.array_equal(one.h, plain.h)
+        if whole:
+            assert one.qkv is not None
+            assert plain.qkv is not None
+            assert mx.array_equal(one.qkv, plain.qkv)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((48, 4096), 1), ((144, 8192), 1), ((32, 12288), 3), ((96, 12288), 8), ((16, 16384), 4)],
+)
+@pytest.mark.parametrize("how", ["plain", "normed", "gated"])
+def test_a_product_whose_weights_pass_through_shared_memory_gives_the_same_bits(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], count: int, how: str
+) -> None:
+    matrix = packed(shape, "nvfp4", 4, 16, global_scale=mx.array(0.5), deviation=0.03).operand
+    x = rows(count, shape[1])
+    bringing: dict[str, Any] = {"residual": rows(count, shape[0])}
+    if how == "normed":
+        bringing = {"norm": gain(shape[1])}
+    elif how == "gated":
+        if shape[0] % 32:
+            pytest.skip("gate and up are whole tiles")
+        bringing = {"branch": rows(count, shape[1]), "norm": gain(shape[1]), "activation": "gelu_tanh"}
+    made = multiply(gpu, x, matrix, **bringing)
+    without_streams(monkeypatch)
+    plain = multiply(gpu, x, matrix, **bringing)
+    assert mx.array_equal(made.y, plain.y)
+    assert mx.array_equal(made.x, plain.x)

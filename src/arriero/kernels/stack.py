@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -13,13 +12,11 @@ import mlx.core as mx
 from arriero.kernels import device
 from arriero.kernels.attention_part import AttentionPart
 from arriero.kernels.cuda import layer as cuda
+from arriero.kernels.cuda.gathering import wanted
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.layer import Chain
 from arriero.kernels.cuda.product import fits, multiply
 from arriero.kernels.gated_part import GatedPart
-
-CHAIN = "ARRIERO_CUDA_CHAIN"
-"""The setting: 0 has each product be a launch of its own, whose blocks don't wait for one another."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,8 +26,7 @@ class Stack:
     layers: Sequence[tuple[AttentionPart, GatedPart]]
     _handles: dict[mx.Dtype, Any] = field(default_factory=dict)
     _chains: list[Chain] | None = None
-    _chained: dict[int, bool] = field(default_factory=dict)
-    """By rows, whether the chains take so many."""
+    _chained_for: dict[int, list[Chain]] = field(default_factory=dict)
 
     def takes(self, dtype: mx.Dtype) -> bool:
         """Whether it can be called with x and buffers of this type: only on the CPU, once the weights are computed."""
@@ -62,21 +58,7 @@ class Stack:
         gpu = device.cuda()
         if gpu is None or not gpu.in_place or x.dtype != mx.bfloat16:
             return None
-        rows = x.shape[0]
-        if rows not in self._chained:
-            chains = self._cuda_chains()
-            first = self.layers[0][0].few()
-            if rows > 1:
-                chains = [chain.alone() for chain in chains]
-            self._chained[rows] = (
-                os.environ.get(CHAIN) != "0"
-                and len(chains) == len(self.layers)
-                and first is not None
-                and all(fits(chain.qkv, gpu, rows) for chain in self._cuda_chains()[:-1])
-                and fits(first[0], gpu, rows)
-                and all(cuda.fits(gpu, chain, rows) for chain in chains)
-            )
-        return gpu if self._chained[rows] else None
+        return gpu if self._chained(gpu, x.shape[0]) else None
 
     def few_launches(
         self,
@@ -95,9 +77,7 @@ class Stack:
         The arguments are those of `AttentionPart`, with an entry for each layer where they differ by layer.
         """
         qkv: mx.array | None = None
-        # With several rows the matrix behind down is a launch of its own: what x of the widest takes of shared memory
-        # leaves the others little level-1 cache for their scales (H200, 8 rows: 91.5 µs a layer, not 94).
-        chains = self._cuda_chains() if x.shape[0] == 1 else [chain.alone() for chain in self._cuda_chains()]
+        chains = self._chained(gpu, x.shape[0])
         for (part, _), chain, turns, held, begin in zip(self.layers, chains, angles, buffers, bases, strict=True):
             if qkv is None:
                 matrices = part.few()
@@ -109,6 +89,25 @@ class Stack:
             made = cuda.multiply(gpu, x, y, chain)
             x, qkv = made.h, made.qkv
             yield x, filled
+
+    def _chained(self, gpu: Gpu, rows: int) -> list[Chain]:
+        """A chain for each layer where all take so many rows, else none."""
+        if rows not in self._chained_for:
+            chains, first = self._cuda_chains(), self.layers[0][0].few()
+            if rows > 1 and not all(cuda.streams(gpu, chain, rows) for chain in chains):
+                # The matrix behind down is a launch of its own: what x of the widest takes of shared memory leaves the
+                # others little level-1 cache for their scales (H200, 8 rows: 91.5 µs a layer, not 94).
+                chains = [chain.alone() for chain in chains]
+            taken = (
+                wanted()
+                and len(chains) == len(self.layers)
+                and first is not None
+                and all(fits(chain.qkv, gpu, rows) for chain in self._cuda_chains()[:-1])
+                and fits(first[0], gpu, rows)
+                and all(cuda.fits(gpu, chain, rows) for chain in chains)
+            )
+            self._chained_for[rows] = chains if taken else []
+        return self._chained_for[rows]
 
     def _cuda_chains(self) -> list[Chain]:
         """A chain for each layer; fewer where a layer is not made of packed matrices without norms behind them."""

@@ -20,22 +20,28 @@ struct Group {
 
 constexpr float NOTHING = -1e30f;
 
-// A head as one warp holds it: pairs (i, i + D/2).
-template <int D>
+// A head as one warp holds it: pairs (i, i + D/2), with their gains and turns, so that all is on its way at once.
+template <int D, bool NORM, bool WIDE_GAIN, bool ROTATE>
 struct Head {
   static constexpr int PER = D / 64;
-  float a[PER], b[PER];
-  __device__ __forceinline__ void load(const bf16* from) {
+  float a[PER], b[PER], gain_a[PER], gain_b[PER];
+  float2 turn[PER];
+  __device__ __forceinline__ void load(const bf16* from, const void* gain, const float* angles) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int e = 0; e < PER; ++e) {
-      a[e] = __bfloat162float(from[lane * PER + e]);
-      b[e] = __bfloat162float(from[lane * PER + e + D / 2]);
+      const int i = lane * PER + e;
+      a[e] = __bfloat162float(from[i]);
+      b[e] = __bfloat162float(from[i + D / 2]);
+      if (NORM) {
+        gain_a[e] = WIDE_GAIN ? ((const float*)gain)[i] : __bfloat162float(((const bf16*)gain)[i]);
+        gain_b[e] = WIDE_GAIN ? ((const float*)gain)[i + D / 2] : __bfloat162float(((const bf16*)gain)[i + D / 2]);
+      }
+      if (ROTATE) turn[e] = ((const float2*)angles)[i];
     }
   }
   // Norm, gain, rotation of the pairs, to bfloat16.
-  template <bool NORM, bool WIDE_GAIN, bool ROTATE>
-  __device__ __forceinline__ void finish(const void* gain, const float* angles, float eps, bf16* to) {
+  __device__ __forceinline__ void finish(float eps, bf16* to) {
     const int lane = threadIdx.x & 31;
     float squares = 0.f;
 #pragma unroll
@@ -44,12 +50,9 @@ struct Head {
       float r = rsqrtf(warp_sum(squares) / D + eps);
 #pragma unroll
       for (int e = 0; e < PER; ++e) {
-        int i = lane * PER + e;
-        float ga = WIDE_GAIN ? ((const float*)gain)[i] : __bfloat162float(((const bf16*)gain)[i]);
-        float gb = WIDE_GAIN ? ((const float*)gain)[i + D / 2] : __bfloat162float(((const bf16*)gain)[i + D / 2]);
         // The graph rounds here, too.
-        a[e] = __bfloat162float(__float2bfloat16(a[e] * r * ga));
-        b[e] = __bfloat162float(__float2bfloat16(b[e] * r * gb));
+        a[e] = __bfloat162float(__float2bfloat16(a[e] * r * gain_a[e]));
+        b[e] = __bfloat162float(__float2bfloat16(b[e] * r * gain_b[e]));
       }
     }
 #pragma unroll
@@ -57,9 +60,8 @@ struct Head {
       int i = lane * PER + e;
       float x = a[e], y = b[e];
       if (ROTATE) {
-        float2 turn = ((const float2*)angles)[i];
-        x = a[e] * turn.x - b[e] * turn.y;
-        y = b[e] * turn.x + a[e] * turn.y;
+        x = a[e] * turn[e].x - b[e] * turn[e].y;
+        y = b[e] * turn[e].x + a[e] * turn[e].y;
       }
       to[i] = __float2bfloat16(x);
       to[i + D / 2] = __float2bfloat16(y);
@@ -109,6 +111,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     }
   };
   const int first_key = lo + 16 * quarter;
+  // Keys that stood there before need not wait for the new ones.
+  const bool early = first_key + 16 <= min(hi, g.fresh_place);
 
   if (lo < hi) {
     constexpr int ALL = THREADS / 32;
@@ -119,15 +123,18 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     auto key_of = [&](int i) { return qkv + (size_t)(g.fresh + i) * WIDTH + QUERIES + head * D; };
     auto mine_to_write = [&](int i) { return g.fresh_place + i >= lo && g.fresh_place + i < hi; };
     // The last warps take the new keys first, since the lines may be too few for them.
-    Head<D> query, key;
+    Head<D, NORM_Q, WIDE_GAIN, ROTATE> query;
+    Head<D, NORM_K, WIDE_GAIN, ROTATE> key;
+    auto load_query = [&](int r) { query.load(query_of(r), q_gain, angles + (size_t)(g.query + r / PER_HEAD) * D); };
+    auto load_key = [&](int i) { key.load(key_of(i), k_gain, angles + (size_t)(g.fresh + i) * D); };
     int r = warp, i = ALL - 1 - warp;
-    if (r < lines) query.load(query_of(r));
-    if (i < fresh && mine_to_write(i)) key.load(key_of(i));
+    if (r < lines) load_query(r);
+    if (i < fresh && mine_to_write(i)) load_key(i);
+    if (early) load_keys(first_key);
     for (; r < PADDED; r += ALL) {
       if (r < lines) {
-        if (r != warp) query.load(query_of(r));
-        query.template finish<NORM_Q, WIDE_GAIN, ROTATE>(q_gain, angles + (size_t)(g.query + r / PER_HEAD) * D, q_eps,
-                                                         qs + r * D);
+        if (r != warp) load_query(r);
+        query.finish(q_eps, qs + r * D);
       } else {
         for (int e = lane; e < D; e += 32) qs[r * D + e] = __float2bfloat16(0.f);
       }
@@ -138,8 +145,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
       const size_t place = (size_t)(g.fresh_place + i) * D;
       const u32* v = (const u32*)(key_of(i) + HEADS * D);
       for (int e = lane; e < D / 2; e += 32) ((u32*)(values_of_head + place))[e] = v[e];
-      if (i != ALL - 1 - warp) key.load(key_of(i));
-      key.template finish<NORM_K, WIDE_GAIN, ROTATE>(k_gain, angles + (size_t)(g.fresh + i) * D, k_eps, K + place);
+      if (i != ALL - 1 - warp) load_key(i);
+      key.finish(k_eps, K + place);
     }
   }
   __syncthreads();
@@ -152,7 +159,7 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     const int at0 = g.place + line0 / PER_HEAD, at1 = g.place + line1 / PER_HEAD;
     const int limit0 = ALL_NEW ? end - 1 : at0, limit1 = ALL_NEW ? end - 1 : at1;
     for (int kb = first_key; kb < hi; kb += 64) {
-      load_keys(kb);
+      if (kb != first_key || !early) load_keys(kb);
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
@@ -254,12 +261,10 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     __stcg((float4*)(to + d), a);
     if (d == 0) __stcg((float2*)(to + D), make_float2(m, l));
   }
-  __threadfence();
   __syncthreads();
-  if (tid == 0) last = atomicAdd(arrived + place, 1u) == SPLITS - 1;
+  if (tid == 0) last = count_arrival(arrived + place) == SPLITS - 1;
   __syncthreads();
   if (!last) return;
-  __threadfence();
   for (int i = tid; i < lines * (D / 4); i += THREADS) {
     int r = i / (D / 4), d = i % (D / 4) * 4;
     const float sink = sinks ? number(((const u16*)sinks)[head * PER_HEAD + r % PER_HEAD]) * 1.4426950408889634f : NOTHING;

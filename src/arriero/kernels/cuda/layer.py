@@ -11,6 +11,8 @@ from functools import cache
 
 import mlx.core as mx
 
+from arriero.kernels.cuda import stream
+from arriero.kernels.cuda.gathering import gathered
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import (
     ACTIVATIONS,
@@ -22,7 +24,7 @@ from arriero.kernels.cuda.product import (
     geometry,
     warps_for,
 )
-from arriero.kernels.cuda.source import Kernel, argument
+from arriero.kernels.cuda.source import Kernel
 
 ROWS = (1, 8)
 """Rows of x that kernels are compiled for."""
@@ -85,6 +87,11 @@ def fits(gpu: Gpu, chain: Chain, count: int) -> bool:
     )
 
 
+def streams(gpu: Gpu, chain: Chain, count: int) -> bool:
+    """Whether the weights pass through shared memory for so many rows."""
+    return _plan(gpu, chain, count) is not None
+
+
 def _shared(gpu: Gpu, chain: Chain, bucket: int) -> int:
     return max(
         geometry(bucket, m.rows, m.columns, m.format.unit, name == "gu", gpu.multiprocessors).shared
@@ -92,16 +99,17 @@ def _shared(gpu: Gpu, chain: Chain, bucket: int) -> int:
     )
 
 
-@cache
-def _gathered() -> mx.array:
-    """Counts of 64 bits of the blocks that have arrived, for launches whose blocks meet once, twice and three times."""
-    made = argument(mx.zeros((8,), mx.uint32))
-    mx.eval(made)
-    return made
+def _plan(gpu: Gpu, chain: Chain, count: int) -> stream.Plan | None:
+    """How they pass through it."""
+    matrices = chain.matrices()
+    if not all(stream.takes(m.format, count) for m in matrices.values()):
+        return None
+    shapes = [stream.Shape(m.rows, m.columns, name == "gu", name in ("o", "d")) for name, m in matrices.items()]
+    return stream.plan(gpu, tuple(shapes), count)
 
 
 @cache
-def kernel(stages: tuple[tuple[str, tuple[str, ...]], ...], shared: int) -> Kernel:
+def kernel(stages: tuple[tuple[str, tuple[str, ...]], ...], shared: int, streamed: bool) -> Kernel:
     """The kernel for these stages, each with the optional arguments that its matrix has."""
     names = [name for name, _ in stages]
     inputs, defines = ["h", "y" if "o" in names else "branch", "gain", "gathered"], []
@@ -120,8 +128,8 @@ def kernel(stages: tuple[tuple[str, tuple[str, ...]], ...], shared: int) -> Kern
         name="layer",
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        headers=("numbers", "formats", "product"),
-        body="layer_body",
+        headers=("numbers", "formats", "product", *(["stream"] if streamed else [])),
+        body="stream_layer_body" if streamed else "layer_body",
         threads=WARPS * 32,
         shared=shared,
         defines=(*defines, ("WITH_OUT", str(int("o" in names))), ("WITH_QKV", str(int("q" in names)))),
@@ -135,37 +143,35 @@ def multiply(gpu: Gpu, h: mx.array, branch: mx.array, chain: Chain) -> Made:
     With a matrix `out` the branch is its product with what is given, `[T, columns]`.
     """
     matrices, count = chain.matrices(), h.shape[0]
-    bucket = bucket_for(gpu, chain, count)
-    inputs = [h, branch, chain.norm[0], _gathered()]
+    flow, bucket = _plan(gpu, chain, count), bucket_for(gpu, chain, count)
+    inputs = [h, branch, chain.norm[0], gathered(gpu.multiprocessors)]
     stages: list[tuple[str, tuple[str, ...]]] = []
     template: dict[str, int | bool] = {
-        "ROWS": bucket,
+        **({"ROWS": bucket} if flow is None else {"ROWS": flow.rows, "PLACES": stream.PLACES}),
         "ACTIVATION": ACTIVATIONS[chain.activation],
         "WIDE_GAIN": chain.norm[0].dtype == mx.float32,
         "EPS_BITS": bits_of(chain.norm[1]),
         "Q_EPS_BITS": 0 if chain.qkv_norm is None else bits_of(chain.qkv_norm[1]),
     }
-    for name, m in matrices.items():
-        plan = geometry(bucket, m.rows, m.columns, m.format.unit, name == "gu", gpu.multiprocessors)
+    for i, (name, m) in enumerate(matrices.items()):
         had = {part: getattr(m, part) for part in ("biases", "factors", "bias") if getattr(m, part) is not None}
         inputs += [m.w, m.scales, *had.values()]
         stages.append((name, tuple(had)))
-        numbers = {
-            "MODE": m.format.code,
-            "GROUP": m.format.group,
-            "N": m.rows,
-            "K": m.columns,
-            "DEPTH": plan.depth,
-            "TILES": plan.tiles,
-            "BUFFERS": plan.buffers,
-        }
+        numbers: dict[str, int | bool] = {"N": m.rows, "K": m.columns}
+        if flow is None:
+            plan = geometry(bucket, m.rows, m.columns, m.format.unit, name == "gu", gpu.multiprocessors)
+            numbers |= {"MODE": m.format.code, "GROUP": m.format.group}
+            numbers |= {"DEPTH": plan.depth, "TILES": plan.tiles, "BUFFERS": plan.buffers}
+        else:
+            numbers |= flow.parts[i].template()
         template |= {f"{name.upper()}_{what}": number for what, number in numbers.items()}
     if chain.qkv_norm is not None:
         inputs.append(chain.qkv_norm[0])
     hidden = chain.down.rows
     widths = [*([hidden] if chain.out is not None else []), hidden, chain.down.columns, hidden]
     widths += [] if chain.qkv is None else [chain.qkv.rows]
-    made = kernel(tuple(stages), _shared(gpu, chain, bucket))(
+    shared = _shared(gpu, chain, bucket) if flow is None else flow.shared
+    made = kernel(tuple(stages), shared, flow is not None)(
         inputs,
         template,
         blocks=(gpu.multiprocessors, 1, 1),

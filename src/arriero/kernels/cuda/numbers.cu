@@ -85,6 +85,13 @@ __device__ __forceinline__ float load_now(const float* p) {
   return v;
 }
 
+// One more has arrived, of those that were counted: what its block wrote before a barrier is seen by the last to arrive.
+__device__ __forceinline__ u32 count_arrival(u32* count) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
+
 // All blocks of a grid, which stand on the device at once, wait for one another `times` times. `state` counts arrivals and
 // never goes back, so that between launches it is a multiple of grid and times.
 struct Gathering {

@@ -10,6 +10,7 @@ from typing import Literal, TypeGuard
 
 import mlx.core as mx
 
+from arriero.kernels.cuda import stream
 from arriero.kernels.cuda.formats import FORMATS, Format
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.source import Kernel, argument
@@ -218,7 +219,9 @@ OPTIONAL = {
 
 
 @cache
-def kernel(present: frozenset[str], shared: int, warps: int = WARPS, resident: int = 1) -> Kernel:
+def kernel(
+    present: frozenset[str], shared: int, warps: int = WARPS, resident: int = 1, *, streamed: bool = False
+) -> Kernel:
     """The kernel with these optional arguments; a branch brings the sum as a second output."""
     given = [name for name in ("biases", *OPTIONAL) if name in present]
     defines = [(macro, name if name in present else "nullptr") for name, macro in OPTIONAL.items()]
@@ -228,8 +231,8 @@ def kernel(present: frozenset[str], shared: int, warps: int = WARPS, resident: i
         name="product",
         inputs=("x", "w", "scales", *given),
         outputs=("out", "total") if "branch" in present else ("out",),
-        headers=("numbers", "formats", "product"),
-        body="product_body",
+        headers=("numbers", "formats", "product", *(["stream"] if streamed else [])),
+        body="stream_body" if streamed else "product_body",
         threads=warps * 32,
         shared=shared,
         defines=tuple(defines),
@@ -254,10 +257,13 @@ def _launch(
     bucket: int,
 ) -> Product:
     count, gated = x.shape[0], activation is not None
-    # All launches of one product share a kernel but the last, which may need fewer rows.
-    bucket = min(bucket, bucket_for(gpu, count, matrix.rows, matrix.columns, matrix.format.unit, gated))
-    warps = warps_for(matrix.columns, matrix.format.unit)
-    plan = geometry(bucket, matrix.rows, matrix.columns, matrix.format.unit, gated, gpu.multiprocessors, warps)
+    shape = stream.Shape(matrix.rows, matrix.columns, gated, branch is None and norm is None)
+    plan = stream.plan_alone(gpu, shape, count) if stream.takes(matrix.format, count) else None
+    if plan is None:
+        # All launches of one product share a kernel but the last, which may need fewer rows.
+        bucket = min(bucket, bucket_for(gpu, count, matrix.rows, matrix.columns, matrix.format.unit, gated))
+        warps = warps_for(matrix.columns, matrix.format.unit)
+        layout = geometry(bucket, matrix.rows, matrix.columns, matrix.format.unit, gated, gpu.multiprocessors, warps)
     extras = {
         "biases": matrix.biases,
         "branch": branch,
@@ -272,17 +278,22 @@ def _launch(
     if branch is not None:
         shapes.append((count, matrix.columns))
         dtypes.append(mx.bfloat16)
-    made = kernel(frozenset(present), plan.shared, warps)(
+    numbers: dict[str, int | bool] = {
+        "ACTIVATION": ACTIVATIONS[activation],
+        "NORM": norm is not None,
+        "WIDE_GAIN": norm is not None and norm[0].dtype == mx.float32,
+        "EPS_BITS": 0 if norm is None else bits_of(norm[1]),
+    }
+    if plan is None:
+        launch = kernel(frozenset(present), layout.shared, warps)
+        numbers = {**template(matrix, layout), **numbers, "EXPERTS": False, "SHARED_BY": 1}
+    else:
+        launch = kernel(frozenset(present), plan.shared, streamed=True)
+        numbers |= {"N_": matrix.rows, "K_": matrix.columns, "ROWS": plan.rows, "PLACES": stream.PLACES}
+        numbers |= plan.parts[0].template()
+    made = launch(
         [x, matrix.w, matrix.scales, *present.values()],
-        {
-            **template(matrix, plan),
-            "ACTIVATION": ACTIVATIONS[activation],
-            "NORM": norm is not None,
-            "WIDE_GAIN": norm is not None and norm[0].dtype == mx.float32,
-            "EPS_BITS": 0 if norm is None else bits_of(norm[1]),
-            "EXPERTS": False,
-            "SHARED_BY": 1,
-        },
+        numbers,
         blocks=(gpu.multiprocessors, 1, 1),
         shapes=shapes,
         dtypes=dtypes,

@@ -1,4 +1,4 @@
-// y = W x for one row x and packed matrices in NVFP4, whose weights pass through shared memory: copies run ahead of the
+// y = x Wᵀ for up to 8 rows of x and packed matrices in NVFP4, whose weights pass through shared memory: copies run ahead of the
 // decoding by as much as it holds, and on into the matrices behind, so that memory has no rest while blocks wait for one
 // another. The sums are those of product.cu, bit by bit.
 //
@@ -91,30 +91,27 @@ struct Ring {
   }
 };
 
-// Bytes of shared memory behind the ring: x, sums of two steps, sums of squares and what the norm multiplies with.
-template <int N, int K, int TILES, bool GATED, int ACTIVATION, bool NORM, bool WIDE_GAIN, int PLACES, class Next, class Input>
-__device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>& own, Next& next, const Extras& extra,
-                                       bf16* out, float eps, Ring<PLACES>& ring, char* shared, const Input& input) {
+// What a thread holds of x before it goes to shared memory: 8 columns of every row, in rounds.
+template <int K, int ROWS, bool NORM, bool WIDE_GAIN, class Input>
+__device__ __forceinline__ void stage(const bf16* x, const Extras& extra, int rows, float eps, uint4* xs, float* norms,
+                                      const Input& input) {
   typedef Format<NVFP4, 16> F;
-  typedef Pieces<N, K, TILES, GATED> P;
-  constexpr int WARPS = THREADS / 32, PAIRS = P::PAIRS, INNER = N / 2, ROWS = TILES * 16, READERS = (ROWS + 31) / 32;
-  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
-  uint4* xs = (uint4*)shared;
-  float* sums = (float*)(shared + K * 2);
-  float* norms = sums + 2 * WARPS * ROWS;
-  ring.fill(own, next);
-
+  constexpr int WARPS = THREADS / 32, ROUNDS = (K / 8 + THREADS - 1) / THREADS, CROSS = ROWS >= 8 ? 8 / F::BLOCKS : 0;
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  uint4 v[ROUNDS][ROWS];
+  float gain[NORM ? ROUNDS : 1][8], squares[ROWS];
+  auto load = [&](const bf16* from, int k8, int m) {
+    return k8 < K / 8 && (ROWS == 1 || m < rows) ? __ldcg((const uint4*)(from + (size_t)m * K) + k8) : make_uint4(0, 0, 0, 0);
+  };
   // What no other block writes is on its way before the wait.
-  constexpr int ROUNDS = (K / 8 + THREADS - 1) / THREADS;
-  uint4 v[ROUNDS], o[ROUNDS];
-  float gain[NORM ? ROUNDS : 1][8];
 #pragma unroll
   for (int i = 0; i < ROUNDS; ++i) {
     const int k8 = i * THREADS + tid;
-    v[i] = make_uint4(0, 0, 0, 0);
-    if (k8 >= K / 8) continue;
-    if (extra.branch) v[i] = __ldcg((const uint4*)x + k8);
-    if (NORM) {
+    if (extra.branch) {
+#pragma unroll
+      for (int m = 0; m < ROWS; ++m) v[i][m] = load(x, k8, m);
+    }
+    if (NORM && k8 < K / 8) {
       if (WIDE_GAIN) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) gain[i][e] = ((const float*)extra.gain)[k8 * 8 + e];
@@ -127,72 +124,137 @@ __device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>
     }
   }
   input.wait();
+  if (!extra.branch) {
 #pragma unroll
-  for (int i = 0; i < ROUNDS; ++i) {
-    const int k8 = i * THREADS + tid;
-    if (k8 < K / 8) o[i] = __ldcg((extra.branch ? (const uint4*)extra.branch : (const uint4*)x) + k8);
+    for (int i = 0; i < ROUNDS; ++i)
+#pragma unroll
+      for (int m = 0; m < ROWS; ++m) v[i][m] = load(x, i * THREADS + tid, m);
   }
-  float squares = 0.f;
+#pragma unroll
+  for (int m = 0; m < ROWS; ++m) squares[m] = 0.f;
 #pragma unroll
   for (int i = 0; i < ROUNDS; ++i) {
     const int k8 = i * THREADS + tid, u = k8 / (4 * F::BLOCKS), tt = (k8 / F::BLOCKS) & 3, j = k8 % F::BLOCKS;
-    if (k8 >= K / 8) continue;
     if (extra.branch) {
-      u32* a = (u32*)&v[i];
-      const u32* c = (const u32*)&o[i];
+      uint4 o[ROWS];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) a[e] = pair(low(a[e]) + low(c[e]), high(a[e]) + high(c[e]));
-      if (k8 % gridDim.x == blockIdx.x) *(uint4*)((bf16*)extra.sum + k8 * 8) = v[i];
-    } else {
-      v[i] = o[i];
-    }
-    if (NORM) {
-      u32* a = (u32*)&v[i];
+      for (int m = 0; m < ROWS; ++m) o[m] = load((const bf16*)extra.branch, k8, m);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float l = low(a[e]), h = high(a[e]);
-        squares += l * l + h * h;
-        a[e] = pair(l * gain[i][2 * e], h * gain[i][2 * e + 1]);
+      for (int m = 0; m < ROWS; ++m) {
+        u32* a = (u32*)&v[i][m];
+        const u32* c = (const u32*)&o[m];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = pair(low(a[e]) + low(c[e]), high(a[e]) + high(c[e]));
+        if (k8 < K / 8 && (ROWS == 1 || m < rows) && k8 % gridDim.x == blockIdx.x)
+          *(uint4*)((bf16*)extra.sum + (size_t)m * K + k8 * 8) = v[i][m];
       }
     }
-    xs[(u * F::BLOCKS + j) * 4 + tt] = pairs_of<F::UNIT>(v[i]);
+    if (k8 >= K / 8) continue;
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) {
+      if (NORM) {
+        u32* a = (u32*)&v[i][m];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float l = low(a[e]), h = high(a[e]);
+          squares[m] += l * l + h * h;
+          a[e] = pair(l * gain[i][2 * e], h * gain[i][2 * e + 1]);
+        }
+      }
+      xs[(u * F::BLOCKS + j) * (4 * ROWS) + ((m * 4 + tt) ^ (j * CROSS))] = pairs_of<F::UNIT>(v[i][m]);
+    }
   }
   if (NORM) {
-    float s = warp_sum(squares);
-    if (lane == 0) norms[1 + warp] = s;
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) {
+      float s = warp_sum(squares[m]);
+      if (lane == 0) norms[16 + m * WARPS + warp] = s;
+    }
   }
   __syncthreads();
-  if (NORM && warp == 0) {  // read only after the step's barrier below
-    float s = warp_sum(lane < WARPS ? norms[1 + lane] : 0.f);
-    if (lane == 0) norms[0] = rsqrtf(s / K + eps);
+  if (NORM) {  // read only behind the step's barrier
+    for (int m = warp; m < ROWS; m += WARPS) {
+      float s = warp_sum(lane < WARPS ? norms[16 + m * WARPS + lane] : 0.f);
+      if (lane == 0) norms[m] = rsqrtf(s / K + eps);
+    }
   }
+}
 
-  const uint4* xb = xs + warp * PAIRS * Piece::UNITS * F::BLOCKS * 4 + t;
+// Where sums of a step stand in shared memory: in two places in turn, in one, or where x stood, if there is one step.
+enum { IN_TURN = 2, IN_ONE = 1, OVER_X = 0 };
+
+// Shared memory behind the ring is x where it is STAGED, the sums, and the sums of squares.
+template <int N, int K, int TILES, bool GATED, int ROWS, bool STAGED, int SUMS, int ACTIVATION, bool NORM, bool WIDE_GAIN,
+          int PLACES, class Next, class Input>
+__device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>& own, Next& next, const Extras& extra,
+                                       bf16* out, int rows, float eps, Ring<PLACES>& ring, char* shared,
+                                       const Input& input) {
+  typedef Format<NVFP4, 16> F;
+  typedef Pieces<N, K, TILES, GATED> P;
+  constexpr int WARPS = THREADS / 32, PAIRS = P::PAIRS, INNER = N / 2, CROSS = ROWS >= 8 ? 8 / F::BLOCKS : 0;
+  // A thread adds up a row of W for one row x of many: of one x only the first column is kept.
+  constexpr int LINES = ROWS == 1 ? 16 : 128, KEPT = TILES * LINES;
+  constexpr int SUMMED = ROWS > 1 && GATED ? KEPT / 2 : KEPT, READERS = (SUMMED + 31) / 32;
+  static_assert(STAGED || !NORM, "a norm is taken of x in shared memory");
+  static_assert(READERS <= WARPS && (WARPS & (WARPS - 1)) == 0, "threads take turns in adding up");
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
+  uint4* xs = (uint4*)shared;
+  float* sums = (float*)(shared + (STAGED && SUMS != OVER_X ? (size_t)ROWS * K * 2 : 0));
+  float* norms = (float*)(shared + (STAGED ? (size_t)ROWS * K * 2 : 0)) + (SUMS == OVER_X && STAGED ? 0 : max(SUMS, 1) * WARPS * KEPT);
+  ring.fill(own, next);
+  if (STAGED) stage<K, ROWS, NORM, WIDE_GAIN>(x, extra, rows, eps, xs, norms, input);
+  else input.wait();
+
+  const uint4* xb = xs + warp * PAIRS * Piece::UNITS * F::BLOCKS * (4 * ROWS);
+  // x as it lies in memory: 64 bytes of one row for a lane, a unit ahead.
+  const uint4* xg = (const uint4*)(x + (size_t)gid * K + warp * PAIRS * Piece::UNITS * 128 + t * 32);
+  const bool has_row = gid < rows;
+  uint4 coming[F::BLOCKS];
+  auto bring = [&](int unit) {
+#pragma unroll
+    for (int i = 0; i < F::BLOCKS; ++i) coming[i] = has_row ? __ldcg(xg + unit * 16 + i) : make_uint4(0, 0, 0, 0);
+  };
   const int line = gid * 128, turned = (gid & 1) * 4;
 #pragma unroll 1
   for (int step = 0; step < own.steps; ++step) {
-    // Another warp each step adds up the sums; what it multiplies them with and adds is on its way from here.
-    const int reader = (warp - step * READERS) & (WARPS - 1), mine = reader * 32 + lane;
-    const bool reads = reader < READERS && mine < ROWS;
-    const int n = reads ? P::row_of(step, mine >> 4) + (mine & 15) : 0;
-    const int to = GATED ? (n < INNER ? n : n - INNER) : n;
-    float factor = 1.f, bias = 0.f, residual = 0.f;
+    // Other warps each step add up the sums; what they multiply them with and add is on its way from here.
+    const int mine = (tid - step * READERS * 32) & (THREADS - 1);
+    const int part = mine & 3, from = (mine & 127) >> 2;
+    const int tile = ROWS == 1 ? mine >> 4 : (GATED ? 2 : 1) * (mine >> 7);
+    const int row = ROWS == 1 ? mine & 15 : (from >> 2) + 8 * (part >> 1), m = ROWS == 1 ? 0 : 2 * (from & 3) + (part & 1);
+    const bool reads = mine < SUMMED && m < rows;
+    const bool ours = P::ROW_TILES % TILES == 0 || GATED ||
+                      ((int)blockIdx.x + step * (int)gridDim.x) * TILES + tile < P::ROW_TILES;
+    const int n = reads ? P::row_of(step, tile) + row : 0;
+    float factor = 1.f, factor2 = 1.f, bias = 0.f, bias2 = 0.f, residual = 0.f;
     if (reads) {
-      if (extra.factors) factor = load_now(extra.factors + n);
-      if (extra.bias) bias = number(__ldg((const u16*)extra.bias + n));
-      if (!GATED && extra.residual) residual = number(__ldcg((const u16*)extra.residual + n));
+      if (extra.factors) {
+        factor = load_now(extra.factors + n);
+        if (GATED && ROWS > 1) factor2 = load_now(extra.factors + n + INNER);
+      }
+      if (extra.bias) {
+        bias = number(__ldg((const u16*)extra.bias + n));
+        if (GATED && ROWS > 1) bias2 = number(__ldg((const u16*)extra.bias + n + INNER));
+      }
+      if (!GATED && extra.residual) residual = number(__ldcg((const u16*)extra.residual + (size_t)m * N + n));
     }
     float acc[TILES][4];
 #pragma unroll
     for (int r = 0; r < TILES; ++r) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = 0.f;
+    if (!STAGED) bring(0);
 #pragma unroll 1
     for (int pair = 0; pair < PAIRS; ++pair) {
       wait_copies<PLACES - TILES>();
       __syncwarp();
 #pragma unroll
       for (int c = 0; c < Piece::UNITS; ++c) {
-        uint4 wa[TILES], wb[TILES];
+        uint4 wa[TILES], wb[TILES], b[F::BLOCKS];
         F::Factor fa[TILES], fb[TILES];
+        if (!STAGED) {
+#pragma unroll
+          for (int i = 0; i < F::BLOCKS; ++i) b[i] = pairs_of<F::UNIT>(coming[i]);
+          if (pair * Piece::UNITS + c + 1 < PAIRS * Piece::UNITS) bring(pair * Piece::UNITS + c + 1);
+        }
 #pragma unroll
         for (int r = 0; r < TILES; ++r) {
           const char* slot = ring.at(r);
@@ -208,15 +270,18 @@ __device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>
         }
 #pragma unroll
         for (int i = 0; i < F::BLOCKS; ++i) {
-          uint4 b = make_uint4(0, 0, 0, 0);
-          if (gid == 0) b = xb[((pair * Piece::UNITS + c) * F::BLOCKS + i) * 4];
+          if (STAGED) {
+            b[i] = make_uint4(0, 0, 0, 0);
+            if (gid < ROWS)
+              b[i] = xb[((pair * Piece::UNITS + c) * F::BLOCKS + i) * (4 * ROWS) + ((gid * 4 + t) ^ (i * CROSS))];
+          }
 #pragma unroll
           for (int r = 0; r < TILES; ++r) {
             u32 a[4], e[4];
             F::decode((const u32*)&wa[r], i, fa[r], a);
             F::decode((const u32*)&wb[r], i, fb[r], e);
-            mma(acc[r], a[0], e[0], a[1], e[1], b.x, b.y);
-            mma(acc[r], a[2], e[2], a[3], e[3], b.z, b.w);
+            mma(acc[r], a[0], e[0], a[1], e[1], b[i].x, b[i].y);
+            mma(acc[r], a[2], e[2], a[3], e[3], b[i].z, b[i].w);
           }
         }
       }
@@ -224,31 +289,41 @@ __device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>
 #pragma unroll
       for (int r = 0; r < TILES; ++r) ring.leave(own, next);
     }
-    float* buffer = sums + (step & 1) * WARPS * ROWS;
-    if (t == 0) {
+    float* buffer = sums + (SUMS == IN_TURN ? (step & 1) : 0) * WARPS * KEPT;
+    if (SUMS == OVER_X && STAGED) __syncthreads();
 #pragma unroll
-      for (int r = 0; r < TILES; ++r) {
-        buffer[warp * ROWS + r * 16 + gid] = acc[r][0];
-        buffer[warp * ROWS + r * 16 + gid + 8] = acc[r][2];
-      }
+    for (int r = 0; r < TILES; ++r) {
+      float* to = buffer + warp * KEPT + r * LINES;
+      if (ROWS > 1) *(float4*)(to + lane * 4) = make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+      else if (t == 0) to[gid] = acc[r][0], to[gid + 8] = acc[r][2];
     }
     __syncthreads();
-    if (reader < READERS) {
-      float s = 0.f;
+    if (mine < READERS * 32) {
+      float s = 0.f, s2 = 0.f;
       if (reads) {
+        const float* of_warp = buffer + (ROWS == 1 ? mine : tile * 128 + (mine & 127));
 #pragma unroll
-        for (int j = 0; j < WARPS; ++j) s += buffer[j * ROWS + mine];
-        s *= (NORM ? F::undo() * norms[0] : F::undo()) * factor;
-        if (extra.bias) s += bias;
+        for (int j = 0; j < WARPS; ++j) {
+          s += of_warp[j * KEPT];
+          if (GATED && ROWS > 1) s2 += of_warp[j * KEPT + 128];
+        }
+        float f = NORM ? F::undo() * norms[m] : F::undo();
+        s *= f * factor;
+        if (GATED && ROWS > 1) s2 *= f * factor2;
+        if (extra.bias) {
+          s += bias;
+          if (GATED && ROWS > 1) s2 += bias2;
+        }
       }
       if (GATED) {
-        const float up = __shfl_xor_sync(~0u, s, 16);
-        if (reads && !(mine & 16)) out[to] = __float2bfloat16(activate<ACTIVATION>(s) * up);
-      } else if (reads && (P::ROW_TILES % TILES == 0 || (int)(blockIdx.x + step * gridDim.x) * TILES + (mine >> 4) < P::ROW_TILES)) {
+        if (ROWS == 1) s2 = __shfl_xor_sync(~0u, s, 16);
+        if (reads && (ROWS > 1 || !(mine & 16))) out[(size_t)m * INNER + n] = __float2bfloat16(activate<ACTIVATION>(s) * s2);
+      } else if (reads && ours) {
         if (extra.residual) s += residual;
-        out[n] = __float2bfloat16(s);
+        out[(size_t)m * N + n] = __float2bfloat16(s);
       }
     }
+    if (SUMS == IN_ONE && step + 1 < own.steps) __syncthreads();
   }
 }
 

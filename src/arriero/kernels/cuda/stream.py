@@ -1,4 +1,4 @@
-"""Products of one row with matrices in NVFP4 whose weights pass through shared memory, ahead of their decoding."""
+"""Products of few rows with matrices in NVFP4 whose weights pass through shared memory, ahead of their decoding."""
 
 from __future__ import annotations
 
@@ -13,44 +13,104 @@ TILE = 16
 """Rows of W in one tile."""
 PIECE = 2304
 """Bytes of two units of a tile, with their scales."""
-LEAST, MOST = 4, 5
-"""Pieces of each warp that are on their way or there."""
+PLACES = 4
+"""Pieces of each warp that are on their way or there (H200: with five a row of Qwen3-8B takes 1 % longer)."""
+RING = PLACES * WARPS * PIECE
+ROWS = (1, 8)
+"""Rows of x that kernels are compiled for."""
 FORMAT = FORMATS["nvfp4", 4, 16]
 SHARE = 2 * WARPS * FORMAT.unit
 """Columns of which each warp has a piece."""
+OVER_X, IN_ONE, IN_TURN = 0, 1, 2
+"""Where sums stand, as stream.cu names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A matrix `[rows, columns]`, and what x is to it."""
+
+    rows: int
+    columns: int
+    gated: bool = False
+    plain: bool = True
+    """Whether x is multiplied as it is, without a norm or a sum before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How a launch does one product."""
+
+    tiles: int
+    """Of a step."""
+    staged: bool
+    """Whether x stands in shared memory."""
+    sums: int
+    shared: int
+    """Bytes behind the ring."""
+
+    def template(self, prefix: str = "") -> dict[str, int | bool]:
+        """Its constants, whose names begin with `prefix`."""
+        return {f"{prefix}TILES": self.tiles, f"{prefix}STAGED": self.staged, f"{prefix}SUMS": self.sums}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one launch divides its work."""
 
-    tiles: tuple[int, ...]
-    """Of a step, for each matrix."""
-    places: int
-    """Pieces of each warp."""
+    rows: int
+    """Of x, as compiled."""
+    parts: tuple[Part, ...]
+    """One for each matrix."""
     shared: int
     """Bytes of a block."""
 
 
 @cache
-def plan(gpu: Gpu, shapes: tuple[tuple[int, int, bool], ...]) -> Plan | None:
-    """For matrices of so many rows and columns, which may be gate and up, one behind the other; None if they don't fit."""
-    tiles = tuple(_tiles(rows // TILE, gated, gpu.multiprocessors) for rows, _, gated in shapes)
-    behind = max(
-        columns * 2 + 2 * WARPS * of * TILE * 4 + (WARPS + 4) * 4
-        for of, (_, columns, _) in zip(tiles, shapes, strict=True)
-    )
-    places = min(MOST, (gpu.shared_memory - behind) // (WARPS * PIECE))
-    if places < LEAST or any(columns % SHARE for _, columns, _ in shapes):
+def plan(gpu: Gpu, shapes: tuple[Shape, ...], count: int) -> Plan | None:
+    """For `count` rows and such matrices, one behind the other; None where they don't fit."""
+    rows = next((rows for rows in ROWS if rows >= count), 0)
+    if not rows or any(shape.columns % SHARE for shape in shapes):
         return None
-    return Plan(tiles, places, places * WARPS * PIECE + behind)
+    parts = tuple(part for shape in shapes if (part := _part(gpu, shape, rows)) is not None)
+    return Plan(rows, parts, RING + max(part.shared for part in parts)) if len(parts) == len(shapes) else None
 
 
-def _tiles(count: int, gated: bool, blocks: int) -> int:
-    """Two or three tiles a step, so that the steps come out even."""
-    return 2 if gated or count <= 2 * blocks or count > 3 * blocks else 3
+@cache
+def plan_alone(gpu: Gpu, shape: Shape, count: int) -> Plan | None:
+    """For one matrix in a launch of its own; None where product.cu does as well.
+
+    With several rows that is wherever x leaves room for it (H200, 8 rows: 4096 × 12288 takes 19 µs instead of 24, but
+    8192 × 8192 25 instead of 20).
+    """
+    found = plan(gpu, (shape,), count)
+    if found is None or count == 1:
+        return found
+    part = found.parts[0]
+    wide = found.rows * shape.columns * 2 > gpu.shared_memory // 2
+    return found if wide and not part.staged and _once(gpu, shape.rows // TILE, part.tiles) else None
+
+
+def _once(gpu: Gpu, count: int, tiles: int) -> bool:
+    """Whether each block has one step at most."""
+    return -(-count // tiles) <= gpu.multiprocessors
+
+
+def _part(gpu: Gpu, shape: Shape, rows: int) -> Part | None:
+    """The first way of placing sums that has room."""
+    count = shape.rows // TILE
+    tiles = 2 if shape.gated or count <= 2 * gpu.multiprocessors or count > 3 * gpu.multiprocessors else 3
+    once, room = _once(gpu, count, tiles), gpu.shared_memory - RING
+    x, norms = rows * shape.columns * 2, 4 * (16 + rows * WARPS)
+    sums = WARPS * tiles * 4 * (TILE if rows == 1 else 128)
+    # x of one step is read once, and as well from where it lies.
+    apart = rows > 1 and shape.plain and (once or x + sums + norms > room)
+    for place in (IN_ONE, OVER_X) if once else (IN_TURN, IN_ONE):
+        shared = (0 if apart else x) + place * sums + norms
+        if shared <= room and not (apart and place == OVER_X):
+            return Part(tiles, not apart, place, shared)
+    return None
 
 
 def takes(format_: Format, count: int) -> bool:
-    """Whether this is one row and a matrix of the format that it is made for."""
-    return count == 1 and format_ == FORMAT
+    """Whether these are few rows and a matrix of the format that it is made for."""
+    return count <= ROWS[-1] and format_ == FORMAT
