@@ -9,25 +9,10 @@ import mlx.core as mx
 import pytest
 
 from arriero.kernels import device
-from arriero.kernels.activation import gated_rows
 from arriero.kernels.cuda import dequantize
 from arriero.kernels.cuda.formats import FORMATS
 from arriero.kernels.cuda.gpu import Gpu
-from arriero.kernels.cuda.product import Activation
-from arriero.kernels.cuda.prompt_product import (
-    FORMS,
-    LARGE,
-    MIDDLE,
-    SMALL,
-    Form,
-    form_for,
-    gated,
-    gated_ordered,
-    multiply,
-    order,
-    product,
-    takes,
-)
+from arriero.kernels.cuda.prompt_product import FORMS, LARGE, MIDDLE, SMALL, Form, form_for, multiply, takes
 from arriero.kernels.quantized_matmul import quantized_matmul
 from tests.helpers.cuda import EMULATED, ON_GPU, Packed, emulate, error, exact, packed, rows
 from tests.kernels.test_cuda_on_cpu import change_source
@@ -49,7 +34,7 @@ def made(out: int, width: int, mode: tuple[str, int, int] = NVFP4, deviation: fl
     return packed((out, width), *mode, deviation=deviation, global_scale=mx.array(0.37), bias=rows(1, out)[0])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, replace(MIDDLE, cluster=2)])
 def test_every_form_gives_the_product_of_float64(gpu: Gpu, form: Form) -> None:
     matrix, x = made(80, 384), rows(37, 384)
     expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
@@ -81,32 +66,6 @@ def test_a_row_has_the_same_bits_in_every_form_and_beside_any_others(gpu: Gpu) -
     assert mx.array_equal(multiply(gpu, x[70:110], matrix.operand), together[70:110])
 
 
-@pytest.mark.parametrize(
-    "activation", ["silu", pytest.param("gelu_tanh", marks=ON_GPU), pytest.param("gelu", marks=ON_GPU)]
-)
-def test_gate_and_up_meet_in_registers(gpu: Gpu, activation: Activation) -> None:
-    inner = 80
-    factors = mx.concatenate([mx.full((inner,), 0.5), mx.full((inner,), 1.25)])
-    matrix = packed((2 * inner, 256), *NVFP4, deviation=0.1, global_scale=factors, bias=rows(1, 2 * inner)[0])
-    x = rows(37, 256)
-    ordered = order(x, matrix.operand.format.unit)
-    together = gated(ordered, matrix.operand, activation)
-    apart = gated_rows(activation, multiply(gpu, x, matrix.operand, LARGE))
-    assert together.shape == (37, inner)
-    assert error(together, exact(apart)) < 1e-4
-
-
-@pytest.mark.parametrize("mode", [NVFP4, pytest.param(("mxfp8", 8, 32), marks=ON_GPU)])
-def test_what_a_gated_product_orders_is_multiplied_as_it_is(gpu: Gpu, mode: tuple[str, int, int]) -> None:
-    inner = 384
-    first = packed((2 * inner, 128), *NVFP4, deviation=0.1, global_scale=mx.array(0.7), bias=rows(1, 2 * inner)[0])
-    second, x = made(80, inner, mode), rows(37, 128)
-    ordered = order(x, 128)
-    apart = multiply(gpu, gated(ordered, first.operand, "silu"), second.operand, SMALL)
-    between = gated_ordered(ordered, first.operand, "silu", second.operand.format.unit)
-    assert mx.array_equal(product(gpu, between, second.operand, SMALL), apart)
-
-
 def test_scales_of_rows_multiply_what_was_summed(gpu: Gpu) -> None:
     factors = mx.concatenate([mx.full((48,), 1e-4), mx.full((32,), 3e3)])
     matrix, x = packed((80, 256), *NVFP4, global_scale=factors, bias=mx.zeros((80,), mx.bfloat16)), rows(34, 256)
@@ -128,7 +87,7 @@ def test_tiny_and_large_scales_are_exact(gpu: Gpu, mode: tuple[str, int, int], d
     [
         ("prompt_product", "warpgroup_wait<1>();"),
         ("prompt_product", "barrier_wait(full + slot, parity);"),
-        ("ordered", " ^ (row & 7)"),
+        ("prompt_rows_body", " ^ (row & 7)"),
     ],
 )
 def test_faults_of_waiting_and_of_order_give_wrong_numbers(
@@ -173,7 +132,7 @@ def test_few_rows_and_other_types_are_left_to_others() -> None:
 def test_forms_fit_a_multiprocessor() -> None:
     for form in FORMS:
         assert form.shared <= H200.shared_memory
-        assert form.threads * (168 if form.tiles > 1 else 224) <= 65536
+        assert form.threads * (168 if form.threads == 384 else 224) <= 65536
 
 
 def test_large_forms_are_for_many_blocks() -> None:

@@ -5,6 +5,8 @@ namespace arriero {
 constexpr u32 SHARED_BASE = 4096;
 inline u32 shared_at(const void* p) { return SHARED_BASE + (u32)((const char*)p - shared_); }
 
+inline int warp_of_block() { return threadIdx.x >> 5; }
+
 struct Barrier { u16 count, missing; int bytes : 24; unsigned phase : 8; };
 static_assert(sizeof(Barrier) == 8, "as large as the device's");
 inline void settle(Barrier& b) {

@@ -10,6 +10,9 @@ namespace arriero {
 
 __device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
+// This warp's number, which the compiler then knows to be its threads' own: what follows from it stays in uniform registers.
+__device__ __forceinline__ int warp_of_block() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
+
 // A barrier of 8 bytes. A phase ends when `count` have arrived and all bytes that were announced are there.
 __device__ __forceinline__ void barrier_begin(u64* barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(count) : "memory");
@@ -84,23 +87,35 @@ __device__ __forceinline__ void registers_take() { asm volatile("setmaxnreg.inc.
                         "+f"(a[i + 6]), "+f"(a[i + 7])
 #define ARRIERO_32(a, i) ARRIERO_8(a, i), ARRIERO_8(a, i + 8), ARRIERO_8(a, i + 16), ARRIERO_8(a, i + 24)
 
-// c += A B: A is 64x16, bfloat16 in registers (16 rows a warp, as for mma), B 16 times 64 or 128 columns in shared memory,
+// c += A B: A is 64x16, bfloat16 in registers (16 rows a warp, as for mma), B 16 times 64, 128 or 256 columns in shared memory,
 // c in float32: of each 8 columns a thread has what mma gives it.
 __device__ __forceinline__ void warpgroup_mma(float (&c)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
-      "%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
       : ARRIERO_32(c, 0)
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 __device__ __forceinline__ void warpgroup_mma(float (&c)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
-      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"
-      "%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
+      "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
       : ARRIERO_32(c, 0), ARRIERO_32(c, 32)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+}
+__device__ __forceinline__ void warpgroup_mma(float (&c)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
+      "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,"
+      "%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,"
+      "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,"
+      "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"
+      : ARRIERO_32(c, 0), ARRIERO_32(c, 32), ARRIERO_32(c, 64), ARRIERO_32(c, 96)
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 #undef ARRIERO_32
