@@ -20,7 +20,9 @@ BEFORE = 62
 def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch)
     monkeypatch.setattr(linear, "growth", lambda: (64, 0))
-    model = random_model(small("Qwen3-8B", hidden_size=128, head_dim=64), Quantization("nvfp4", 4, 16))
+    model = random_model(
+        small("Qwen3-8B", hidden_size=128, head_dim=64, num_hidden_layers=1), Quantization("nvfp4", 4, 16)
+    )
     replay = model._replay  # type: ignore[attr-defined]
     built: list[int] = []
     by_layers = replay._first
@@ -58,7 +60,9 @@ def test_a_cache_that_grows_has_no_step_built_layer_by_layer(monkeypatch: pytest
 
 def test_steps_of_several_tokens_find_their_places_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch)
-    model = random_model(small("Qwen3-8B", hidden_size=128, head_dim=64), Quantization("nvfp4", 4, 16))
+    model = random_model(
+        small("Qwen3-8B", hidden_size=128, head_dim=64, num_hidden_layers=1), Quantization("nvfp4", 4, 16)
+    )
     replay = model._replay  # type: ignore[attr-defined]
 
     def written() -> list[np.ndarray]:
