@@ -13,6 +13,7 @@ from arriero.kernels.cuda import dequantize
 from arriero.kernels.cuda.formats import FORMATS
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.prompt_product import FORMS, LARGE, MIDDLE, SMALL, Form, form_for, multiply, takes
+from arriero.kernels.matrix import Matrix
 from arriero.kernels.quantized_matmul import quantized_matmul
 from tests.helpers.cuda import EMULATED, ON_GPU, Packed, emulate, error, exact, packed, rows
 from tests.kernels.test_cuda_on_cpu import change_source
@@ -38,7 +39,7 @@ def made(out: int, width: int, mode: tuple[str, int, int] = NVFP4, deviation: fl
 def test_every_form_gives_the_product_of_float64(gpu: Gpu, form: Form) -> None:
     matrix, x = made(80, 384), rows(37, 384)
     expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
-    assert error(multiply(gpu, x, matrix.operand, form), expected) < TOLERANCE
+    assert error(multiply(gpu, x, matrix.operand, form=form), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("mode", [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("affine", 4, 64), ("affine", 8, 128)])
@@ -46,7 +47,7 @@ def test_every_format_is_decoded_in_registers(gpu: Gpu, mode: tuple[str, int, in
     matrix, x = made(64, 256, mode, 0.02), rows(33, 256)
     assert takes(gpu, x, matrix.operand)
     expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
-    assert error(multiply(gpu, x, matrix.operand, SMALL), expected) < TOLERANCE
+    assert error(multiply(gpu, x, matrix.operand, form=SMALL), expected) < TOLERANCE
 
 
 @ON_GPU
@@ -55,14 +56,14 @@ def test_every_format_is_decoded_in_registers(gpu: Gpu, mode: tuple[str, int, in
 @pytest.mark.parametrize(("out", "width", "count"), [(528, 2048, 300), (4096, 4096, 33), (1040, 12288, 129)])
 def test_large_products(gpu: Gpu, form: Form, mode: tuple[str, int, int], out: int, width: int, count: int) -> None:
     matrix, x = packed((out, width), *mode), rows(count, width)
-    assert error(multiply(gpu, x, matrix.operand, form), exact(x) @ matrix.values.T) < TOLERANCE
+    assert error(multiply(gpu, x, matrix.operand, form=form), exact(x) @ matrix.values.T) < TOLERANCE
 
 
 def test_a_row_has_the_same_bits_in_every_form_and_beside_any_others(gpu: Gpu) -> None:
     matrix, x = made(80, 512), rows(140, 512)
-    together = multiply(gpu, x, matrix.operand, LARGE)
-    assert mx.array_equal(multiply(gpu, x, matrix.operand, MIDDLE), together)
-    assert mx.array_equal(multiply(gpu, x, matrix.operand, SMALL), together)
+    together = multiply(gpu, x, matrix.operand, form=LARGE)
+    assert mx.array_equal(multiply(gpu, x, matrix.operand, form=MIDDLE), together)
+    assert mx.array_equal(multiply(gpu, x, matrix.operand, form=SMALL), together)
     assert mx.array_equal(multiply(gpu, x[70:110], matrix.operand), together[70:110])
 
 
@@ -79,7 +80,7 @@ def test_tiny_and_large_scales_are_exact(gpu: Gpu, mode: tuple[str, int, int], d
     no_bias = mx.zeros((64,), mx.bfloat16)
     matrix = packed((64, 256), *mode, deviation=deviation, global_scale=mx.array(1.0), bias=no_bias)
     x = rows(33, 256)
-    assert error(multiply(gpu, x, matrix.operand, SMALL), exact(x) @ matrix.values.T) < TOLERANCE
+    assert error(multiply(gpu, x, matrix.operand, form=SMALL), exact(x) @ matrix.values.T) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -97,29 +98,38 @@ def test_faults_of_waiting_and_of_order_give_wrong_numbers(
     matrix, x = made(64, 512), rows(33, 512)
     change_source(monkeypatch, name, old, "")
     expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
-    assert not error(multiply(emulated, x, matrix.operand, SMALL), expected) < TOLERANCE
+    assert not error(multiply(emulated, x, matrix.operand, form=SMALL), expected) < TOLERANCE
 
 
 def test_a_stage_that_is_copied_to_before_it_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = emulate(monkeypatch)
     form, matrix, x = replace(SMALL, stages=2), made(64, 512), rows(33, 512)
     expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
-    assert error(multiply(emulated, x, matrix.operand, form), expected) < TOLERANCE
+    assert error(multiply(emulated, x, matrix.operand, form=form), expected) < TOLERANCE
     change_source(monkeypatch, "prompt_product", "if (s >= STAGES) barrier_wait(empty + slot, parity);", "")
     with pytest.raises(AssertionError, match="do not reach"):
-        multiply(emulated, x, matrix.operand, form)
+        multiply(emulated, x, matrix.operand, form=form)
 
 
 def test_prompts_take_it_where_there_are_warpgroups(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dequantize, "takes", lambda *_: False)
     matrix, x = packed((64, 256), *NVFP4), rows(2 * 20, 256).reshape(2, 20, 256)
     m = matrix.operand
     how: dict[str, Any] = matrix.how
     ours = quantized_matmul(x, m.w, m.scales, **how)
     assert ours.shape == (2, 20, 64)
     assert mx.array_equal(ours.reshape(-1, 64), multiply(gpu, x.reshape(-1, 256), m))
-    older = replace(EMULATED, capability=(8, 0))
-    assert not takes(older, x, m)
-    assert dequantize.takes(x, m)
+    assert not takes(replace(EMULATED, capability=(8, 0)), x, m)
+
+
+def test_a_residual_is_added_to_what_would_be_kept(gpu: Gpu) -> None:
+    packed_ = made(80, 256)
+    matrix = Matrix(packed_.operand.w, packed_.operand.scales, None, global_scale=packed_.global_scale, **packed_.how)
+    x, residual = rows(37, 256), rows(37, 80)
+    operand = matrix.operand()
+    assert operand is not None
+    expected = (multiply(gpu, x, operand).astype(mx.float32) + residual.astype(mx.float32)).astype(mx.bfloat16)
+    assert mx.array_equal(matrix.plus(x, residual), expected)
 
 
 def test_few_rows_and_other_types_are_left_to_others() -> None:
@@ -127,6 +137,9 @@ def test_few_rows_and_other_types_are_left_to_others() -> None:
     assert not takes(H200, rows(32, 256), packed((64, 256), *NVFP4).operand)
     assert not takes(H200, rows(33, 256).astype(mx.float32), packed((64, 256), *NVFP4).operand)
     assert not takes(H200, rows(33, 256), None)
+    eight = packed((64, 256), "mxfp8", 8, 32).operand
+    assert takes(H200, rows(512, 256), eight)
+    assert not takes(H200, rows(513, 256), eight)
 
 
 def test_forms_fit_a_multiprocessor() -> None:
@@ -135,7 +148,16 @@ def test_forms_fit_a_multiprocessor() -> None:
         assert form.threads * (168 if form.threads == 384 else 224) <= 65536
 
 
-def test_large_forms_are_for_many_blocks() -> None:
-    assert form_for(H200, 512, 8192) == LARGE
-    assert form_for(H200, 512, 4096) == MIDDLE
-    assert form_for(H200, 64, 8192) == SMALL
+@pytest.mark.parametrize(
+    ("count", "out", "form"),
+    [
+        (512, 8192, LARGE),
+        (2048, 6144, LARGE),
+        (512, 4096, MIDDLE),
+        (256, 8192, MIDDLE),
+        (128, 8192, SMALL),
+        (64, 24576, SMALL),
+    ],
+)
+def test_a_form_is_what_was_fastest(count: int, out: int, form: Form) -> None:
+    assert form_for(H200, count, out) == form

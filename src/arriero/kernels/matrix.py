@@ -10,14 +10,14 @@ import mlx.core as mx
 
 from arriero.kernels import device
 from arriero.kernels.activation import Activation
-from arriero.kernels.cuda import dense, dequantize
+from arriero.kernels.cuda import dense
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Norm, Operand, fits, multiply, operand
 from arriero.kernels.device import CpuKernels
 from arriero.kernels.matmul import matmul
 from arriero.kernels.metal import product as metal
 from arriero.kernels.packed import Packed, pack
-from arriero.kernels.quantized_matmul import packed_matmul, quantized_matmul
+from arriero.kernels.quantized_matmul import of_many, packed_matmul, quantized_matmul
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,11 +75,13 @@ class Matrix:
         return y if self.bias is None else y + self.bias
 
     def plus(self, x: mx.array, residual: mx.array) -> mx.array:
-        """`residual + x @ Wᵀ (+ bias)`: on NVIDIA GPUs one product for many rows of a packed matrix, rounded once."""
-        if self.scales is not None and x.dtype == residual.dtype == mx.bfloat16 and device.cuda() is not None:
+        """`residual + x @ Wᵀ (+ bias)`: on NVIDIA GPUs one product for many rows of a packed matrix."""
+        gpu = device.cuda()
+        if gpu is not None and self.scales is not None and x.dtype == residual.dtype == mx.bfloat16:
             operand = self.operand()
-            if operand is not None and dequantize.takes(x, operand):
-                return dequantize.multiply(x, operand, residual)
+            y = None if operand is None else of_many(gpu, x, operand, residual)
+            if y is not None:
+                return y
         return residual + self(x)
 
     def handle(self, native: CpuKernels, dtype: mx.Dtype) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from arriero.kernels import device
-from arriero.kernels.cuda import dequantize
+from arriero.kernels.cuda import dequantize, prompt_product
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.product import Operand, fits, multiply, operand
 from arriero.kernels.metal import product as metal
@@ -56,14 +56,22 @@ def quantized_matmul(
 
 
 def on_cuda(gpu: Gpu, x: mx.array, matrix: Operand) -> mx.array | None:
-    """Few rows by one kernel, many by decoding the matrix first; None where neither takes this."""
-    if dequantize.takes(x, matrix):
-        return dequantize.multiply(x, matrix)
+    """Few rows by one kernel, many by `of_many`; None where neither takes this."""
+    y = of_many(gpu, x, matrix)
+    if y is not None:
+        return y
     rows = x.reshape(-1, x.shape[-1])
     if not fits(matrix, gpu, rows.shape[0]):
         return None
     y = multiply(gpu, rows, matrix).y
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], matrix.rows)
+
+
+def of_many(gpu: Gpu, x: mx.array, matrix: Operand, residual: mx.array | None = None) -> mx.array | None:
+    """A product of many rows with a matrix decoded on the way or beforehand; None where neither takes this."""
+    if prompt_product.takes(gpu, x, matrix):
+        return prompt_product.multiply(gpu, x, matrix, residual)
+    return dequantize.multiply(x, matrix, residual) if dequantize.takes(x, matrix) else None
 
 
 def packed_matmul(x: mx.array, packed: Packed, *, global_scale: mx.array | None = None, exact: bool = True) -> mx.array:

@@ -199,6 +199,7 @@ inline void close_copies() {}
 template <int OPEN> inline void wait_copies() {}
 inline float load_now(const float* p) { return *p; }
 inline u32 count_arrival(u32* count) { return (*count)++; }
+inline float times(float a, float b) { return a * b; }
 inline float half_of(u32 v, int i) { return i ? high(v) : low(v); }
 inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const fibers::Slot* w = fibers::exchange({a0, a1, a2, a3, b0, b1, 0, 0});

@@ -16,11 +16,13 @@ struct Packed {
   typename F::Scale scales[2];
 };
 
+__device__ __forceinline__ u32 sum_of_pairs(u32 a, u32 b) { return pair(low(a) + low(b), high(a) + high(b)); }
+
 // DEPTH units of each row are on their way to a thread.
 template <int MODE, int GROUP, int COLUMNS, int GROUPS, int STAGES, int DEPTH>
 __device__ __forceinline__ void prompt_product(const char* x, const void* w, const void* scales, const void* biases,
-                                               const float* factors, const void* bias, bf16* out, int N, int K, int count,
-                                               int padded, char* shared) {
+                                               const float* factors, const void* bias, const void* residual, bf16* out, int N,
+                                               int K, int count, int padded, char* shared) {
   typedef Format<MODE, GROUP> F;
   constexpr int WARPS = GROUPS * 4, ROWS = GROUPS * 64, BYTES = COLUMNS * STAGE * 2, PITCH = ROWS * 2 + 16;
   static_assert(COLUMNS * PITCH <= STAGES * BYTES, "results take the place of x");
@@ -150,8 +152,14 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
   constexpr int PIECES = ROWS / 8;
   for (int i = tid; i < COLUMNS * PIECES; i += WARPS * 32) {
     const int column = first_column + i / PIECES, at = first_row + i % PIECES * 8;
-    if (column < count && at < N)
-      *(uint4*)(out + (size_t)column * N + at) = *(const uint4*)(tiles + i / PIECES * PITCH + i % PIECES * 16);
+    if (column >= count || at >= N) continue;
+    const size_t place = (size_t)column * N + at;
+    uint4 y = *(const uint4*)(tiles + i / PIECES * PITCH + i % PIECES * 16);
+    if (residual) {
+      const uint4 r = __ldg((const uint4*)((const bf16*)residual + place));
+      y = make_uint4(sum_of_pairs(y.x, r.x), sum_of_pairs(y.y, r.y), sum_of_pairs(y.z, r.z), sum_of_pairs(y.w, r.w));
+    }
+    *(uint4*)(out + place) = y;
   }
 }
 

@@ -16,8 +16,10 @@ STAGE = 64
 """Numbers of a row of x that are brought together."""
 ROW_THREADS, ROWS_EACH = 256, 4
 """Of the kernel that puts x in order: threads of a block, and rows of each."""
-MOST = 65_408
-"""Rows of x: blocks are counted in 16 bits."""
+MOST = 65_536
+"""Rows of x at most, far beyond any chunk: counts of blocks are small."""
+MOST_OF_BYTES = 512
+"""The same in formats of 8 bits, where decoding costs more than it saves with more rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class Form:
     """Of 64 numbers of each row of x."""
     cluster: int = 1
     """Blocks that share the reading of x."""
+    start: int = 0
+    block: int = 0
+    """What a launch costs and each block of a multiprocessor, measured: microseconds at 8,192 columns."""
 
     @property
     def rows(self) -> int:
@@ -51,33 +56,34 @@ class Form:
         return 2 * 1024 + self.stages * self.columns * STAGE * 2
 
 
-LARGE = Form(256, depth=2, stages=6)
-MIDDLE = Form(128, depth=3)
-SMALL = Form(64, depth=6, groups=1)
+LARGE = Form(256, depth=2, stages=6, cluster=2, block=85)
+MIDDLE = Form(128, depth=3, block=54)
+SMALL = Form(64, depth=6, groups=1, start=12, block=18)
 FORMS = (LARGE, MIDDLE, SMALL)
 MOST_COLUMNS = 256
 """Of a block of any form."""
 
 
 def form_for(gpu: Gpu, count: int, rows: int) -> Form:
-    """The form for `count` rows of x and `rows` of W: what takes the fewest waves, each as long as a block's work."""
+    """The form for `count` rows of x and `rows` of W: what should take the least time."""
 
-    def cost(form: Form) -> float:
+    def cost(form: Form) -> int:
         blocks = -(-count // form.columns) * -(-rows // form.rows)
-        return -(-blocks // gpu.multiprocessors) * (form.columns * form.rows + 4096)
+        return form.start + -(-blocks // gpu.multiprocessors) * form.block
 
     return min(FORMS, key=cost)
 
 
 def takes(gpu: Gpu, x: mx.array, matrix: Operand | None) -> bool:
-    """Whether `multiply` computes this: more than `FEW` bfloat16 rows on a GPU of compute capability 9.0."""
+    """Whether `multiply` computes this, and not slower than the product of the decoded matrix: more than `FEW` bfloat16
+    rows on a GPU of compute capability 9.0."""
     return (
         matrix is not None
         and gpu.capability == (9, 0)
         and matrix.experts == 0
         and x.dtype == mx.bfloat16
         and x.shape[-1] == matrix.columns
-        and FEW < x.size // matrix.columns <= MOST
+        and FEW < x.size // matrix.columns <= (MOST if matrix.format.bits == 4 else MOST_OF_BYTES)
     )
 
 
@@ -97,7 +103,7 @@ def rows_kernel() -> Kernel:
 @cache
 def kernel(form: Form, present: frozenset[str]) -> Kernel:
     """The kernel of a form, for matrices that have what `present` names."""
-    optional = ("biases", "factors", "bias")
+    optional = ("biases", "factors", "bias", "residual")
     return Kernel(
         name="prompt_product",
         inputs=("x", "counted", "w", "scales", *(name for name in optional if name in present)),
@@ -113,13 +119,16 @@ def kernel(form: Form, present: frozenset[str]) -> Kernel:
     )
 
 
-def multiply(gpu: Gpu, x: mx.array, matrix: Operand, form: Form | None = None) -> mx.array:
-    """`x @ Wᵀ (+ bias)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16.
+def multiply(
+    gpu: Gpu, x: mx.array, matrix: Operand, residual: mx.array | None = None, *, form: Form | None = None
+) -> mx.array:
+    """`x @ Wᵀ (+ bias) (+ residual)` for bfloat16 x `[..., columns]` that `takes` accepted, in bfloat16.
 
-    A row's numbers are summed in the same order whatever the form, so its result is the same beside any others.
+    A row's numbers are summed in the same order whatever the form, so its result is the same beside any others. The
+    residual is added to the product as it would be kept.
     """
     rows = x.reshape(-1, matrix.columns)
-    y = _launch(order(rows, matrix.format), rows, matrix, form or form_for(gpu, rows.shape[0], matrix.rows))
+    y = _launch(order(rows, matrix.format), rows, matrix, residual, form or form_for(gpu, rows.shape[0], matrix.rows))
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], matrix.rows)
 
 
@@ -154,8 +163,8 @@ def _template(matrix: Format, form: Form) -> dict[str, int | bool]:
     }
 
 
-def _launch(tiles: mx.array, rows: mx.array, matrix: Operand, form: Form) -> mx.array:
-    extras = {"biases": matrix.biases, "factors": matrix.factors, "bias": matrix.bias}
+def _launch(tiles: mx.array, rows: mx.array, matrix: Operand, residual: mx.array | None, form: Form) -> mx.array:
+    extras = {"biases": matrix.biases, "factors": matrix.factors, "bias": matrix.bias, "residual": residual}
     given = {name: array for name, array in extras.items() if array is not None}
     inputs, present = [tiles, rows, matrix.w, matrix.scales, *given.values()], frozenset(given)
     _prepare(matrix.format, present, tuple(array.dtype for array in inputs))
