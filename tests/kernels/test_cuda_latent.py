@@ -52,7 +52,7 @@ def check(
         joined = mx.concatenate([queries, fresh], axis=1)
     mx.eval(buffers)
     before = [exact(buffer)[0, 0] for buffer in buffers]
-    assert latent.takes(s, lengths, table, (gain, EPS))
+    assert latent.takes(gpu, s, lengths, table, (gain, EPS))
     y, held = latent.attend(
         gpu,
         s,
@@ -124,7 +124,7 @@ def test_published_shapes(executed: Gpu, heads: int, lengths: list[int], positio
     check(executed, latent.Shape(heads, 512, 64, 128, 192**-0.5, interleaved=True), lengths, positions)
 
 
-@pytest.mark.parametrize(("multiprocessors", "splits"), [(10, 16), pytest.param(132, 64, marks=ON_GPU)])
+@pytest.mark.parametrize(("multiprocessors", "splits"), [(20, 16), pytest.param(132, 64, marks=ON_GPU)])
 def test_keys_that_many_blocks_share(
     executed: Gpu, monkeypatch: pytest.MonkeyPatch, multiprocessors: int, splits: int
 ) -> None:
@@ -133,6 +133,13 @@ def test_keys_that_many_blocks_share(
     check(many, SMALL, [1], [700])
     monkeypatch.setenv(gathering.CHAIN, "0")
     assert latent.splits(many, SMALL, 1) == 1
+
+
+def test_where_shared_memory_is_scarce(executed: Gpu) -> None:
+    small = replace(executed, shared_memory=64 << 10)
+    assert latent.buffers_for(executed, SMALL) == 2
+    assert latent.buffers_for(small, SMALL) == 1
+    check(small, SMALL, [2], [190])
 
 
 def test_large_scores_don_t_overflow(executed: Gpu) -> None:

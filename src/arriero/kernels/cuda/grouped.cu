@@ -14,19 +14,6 @@ struct Rows {
 
 constexpr int MOST_ROWS = 64, STEP = 128, ROW_BYTES = STEP * 2 + 16;
 
-__device__ __forceinline__ void begin_copy(void* to, const void* from) {
-#ifdef __CUDA_ARCH__
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-#else
-  *(uint4*)to = *(const uint4*)from;
-#endif
-}
-__device__ __forceinline__ void end_copies() {
-#ifdef __CUDA_ARCH__
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // 32 weights of one row, which a lane decodes.
 template <class F>
 struct Piece {

@@ -67,7 +67,7 @@ def kernel(inputs: tuple[str, ...], defines: tuple[tuple[str, str], ...]) -> Ker
         name="grouped",
         inputs=inputs,
         outputs=("out",),
-        headers=("numbers", "formats", "product", "clamped", "grouped"),
+        headers=("numbers", "formats", "product", "clamped", "copies", "grouped"),
         body="grouped_body",
         threads=128,
         shared=SHARED,

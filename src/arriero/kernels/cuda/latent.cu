@@ -3,7 +3,8 @@
 // their part for latents is made, their other part is rotated here. What is new is normed, rotated and appended in place.
 //
 // A line is one head of one token; a block takes 16 lines of one of attention.cu's groups and a part of the keys. Its warps
-// divide the keys to score them, and the elements of the latents to sum them. Then the blocks wait for one another, and
+// divide the keys to score them, and the elements of the latents to sum them; the next 64 keys are on their way to shared
+// memory meanwhile. Then the blocks wait for one another, and
 // those of the same lines divide the elements among themselves to sum what all have made of them. The grid is splits times
 // blocks of lines times groups, and all of it stands on the device at once where there is more than one split.
 namespace arriero {
@@ -20,12 +21,9 @@ struct Latent {
 
 constexpr int LINES = 16;
 
-// Has a line of memory come to the L2 cache.
-__device__ __forceinline__ void come(const void* p) {
-#ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
-}
+// Elements from one line of queries or keys to the next: 20 words behind a multiple of 32, so that what lanes read together
+// lies in different banks.
+__device__ constexpr int line_of(int width) { return width + (20 + 32 - width / 2 % 32) % 32 * 2; }
 
 // Keys of a split.
 template <int SPLITS>
@@ -44,24 +42,29 @@ __device__ __forceinline__ bf16 turned(const bf16* from, const float* angles, in
 }
 
 template <int HEADS, int RANK, int ROTATED, int NOPE, int QUERY_WIDTH, int FRESH_WIDTH, int FRESH_FROM, int SPLITS,
-          bool INTERLEAVED, bool WIDE_GAIN>
+          int BUFFERS, bool INTERLEAVED, bool WIDE_GAIN>
 __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, bf16* K, float* mine, int split, int line0, char* shared) {
   constexpr int D = RANK + ROTATED, OWN = RANK / 4, V = OWN / 64, STRIDE = RANK + 4, SCORES = 64 + 4;
-  constexpr int LINE = D + (D / 2 % 32 ? 0 : 32);  // so that two lines lie in different banks
+  constexpr int LINE = line_of(D);
   static_assert(THREADS == 128 && OWN % 64 == 0 && D % 32 == 0, "four warps, a quarter of the latents each");
   bf16* qs = (bf16*)shared;                            // [LINES][LINE]
-  float* scores = (float*)(shared + LINES * LINE * 2);  // [LINES][SCORES]
+  bf16* tiles = qs + LINES * LINE;                      // [BUFFERS][64][LINE]
+  float* scores = (float*)(tiles + BUFFERS * 64 * LINE);  // [LINES][SCORES]
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, gid = lane >> 2, t = lane & 3;
   const int lines = min(g.count * HEADS - line0, LINES);
   const int end = g.place + g.count, chunk = chunk_of<SPLITS>(end), lo = split * chunk, hi = min(lo + chunk, end);
   if (lines <= 0) return;
-  constexpr int EACH_LINE = 64, KEY_LINES = (D + EACH_LINE - 1) / EACH_LINE;
-  auto bring = [&](int kb) {
-    for (int i = tid; i < 64 * KEY_LINES; i += THREADS)
-      if (kb + i / KEY_LINES < hi) come(K + (size_t)(kb + i / KEY_LINES) * D + i % KEY_LINES * EACH_LINE);
+  // 64 keys from `kb` on, of those that stand from `from` to before `to`; what is behind the last is the last again.
+  auto bring = [&](int kb, int from, int to) {
+    bf16* tile = tiles + (BUFFERS == 1 ? 0 : (kb - lo) / 64 % BUFFERS) * 64 * LINE;
+    for (int i = tid; i < 64 * (D / 8); i += THREADS) {
+      const int r = i / (D / 8), e = i % (D / 8) * 8, key = min(kb + r, hi - 1);
+      if (key >= from && key < to) begin_copy(tile + r * LINE + e, K + (size_t)key * D + e);
+    }
   };
   if (lo < hi) {
-    bring(lo);
+    // All but the new ones, before all else.
+    bring(lo, lo, g.fresh_place);
     for (int i = tid; i < LINES * (RANK / 8); i += THREADS) {
       const int r = i / (RANK / 8), e = i % (RANK / 8), line = line0 + r;
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -101,7 +104,9 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
       for (int e = lane; e < ROTATED; e += 32)
         K[(size_t)at * D + RANK + e] = turned<ROTATED, INTERLEAVED>(from + RANK, in.angles + token * ROTATED, e);
     }
+    __threadfence();
     __syncthreads();
+    bring(lo, max(lo, g.fresh_place), hi);
 
     float o[OWN / 8][4], m0 = NOTHING, m1 = NOTHING, l0 = 0.f, l1 = 0.f;
 #pragma unroll
@@ -109,12 +114,14 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
     const float log2e = 1.4426950408889634f;
     const int limit0 = g.place + (line0 + gid) / HEADS, limit1 = g.place + (line0 + gid + 8) / HEADS;
     for (int kb = lo; kb < hi; kb += 64) {
-      bring(kb + 64);
+      end_copies();
+      __syncthreads();
+      if (BUFFERS > 1 && kb + 64 < hi) bring(kb + 64, lo, hi);
+      const bf16* tile = tiles + (BUFFERS == 1 ? 0 : (kb - lo) / 64 % BUFFERS) * 64 * LINE;
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
-      const bf16 *k0 = K + (size_t)min(kb + 16 * warp + gid, hi - 1) * D + 8 * t,
-                 *k1 = K + (size_t)min(kb + 16 * warp + 8 + gid, hi - 1) * D + 8 * t;
+      const bf16 *k0 = tile + (16 * warp + gid) * LINE + 8 * t, *k1 = k0 + 8 * LINE;
 #pragma unroll 9
       for (int c = 0; c < D / 32; ++c) {
         const uint4 a = *(const uint4*)(qs + gid * LINE + 32 * c + 8 * t);
@@ -167,8 +174,7 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
         uint4 vf[4][V];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int key = min(kb + 16 * k + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1);
-          const bf16* from = K + (size_t)key * D + OWN * warp + 8 * gid;
+          const bf16* from = tile + (16 * k + 2 * t + (j & 1) + 8 * (j >> 1)) * LINE + OWN * warp + 8 * gid;
 #pragma unroll
           for (int c = 0; c < V; ++c) vf[j][c] = *(const uint4*)(from + 64 * c);
         }
@@ -185,7 +191,10 @@ __device__ __forceinline__ void attend_latent(const Latent& in, const Group& g, 
           }
         }
       }
-      __syncthreads();
+      if (BUFFERS == 1 && kb + 64 < hi) {
+        __syncthreads();
+        bring(kb + 64, lo, hi);
+      }
     }
     l0 += __shfl_xor_sync(~0u, l0, 1);
     l0 += __shfl_xor_sync(~0u, l0, 2);

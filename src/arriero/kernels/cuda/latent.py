@@ -21,8 +21,6 @@ LINES = 16
 TOKENS = 8
 """The most tokens of a group."""
 MOST_SPLITS = 128
-RESIDENT = 2
-"""Blocks that a multiprocessor holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Shape:
         return self.rank + self.rotated
 
 
-def takes(shape: Shape, lengths: Sequence[int], angles: mx.array, norm: Norm) -> bool:
+def takes(gpu: Gpu, shape: Shape, lengths: Sequence[int], angles: mx.array, norm: Norm) -> bool:
     """Whether `attend` computes this, for bfloat16: short spans, latents of multiples of 256."""
     return (
         shape.rank % 256 == 0
@@ -53,6 +51,7 @@ def takes(shape: Shape, lengths: Sequence[int], angles: mx.array, norm: Norm) ->
         and angles.shape[1] * 2 == shape.rotated
         and norm[0].dtype in (mx.bfloat16, mx.float32)
         and 0 < max(lengths) <= LONGEST
+        and buffers_for(gpu, shape) > 0
     )
 
 
@@ -68,15 +67,20 @@ def _blocks(shape: Shape, tokens: int) -> int:
 
 def splits(gpu: Gpu, shape: Shape, blocks: int) -> int:
     """Parts that a row's keys are divided into, where without that there would be so many blocks: all fit at once."""
-    most = max(1, min(MOST_SPLITS, shape.rank // 4, RESIDENT * gpu.multiprocessors // blocks)) if wanted() else 1
+    most = max(1, min(MOST_SPLITS, shape.rank // 4, gpu.multiprocessors // blocks)) if wanted() else 1
     power: int = 1 << (most.bit_length() - 1)
     return power
 
 
-def shared_bytes(shape: Shape) -> int:
-    """Shared memory of a block: queries and scores, and then a weight for each line and split."""
-    scored = LINES * (shape.width + (0 if shape.width // 2 % 32 else 32)) * 2 + LINES * (64 + 4) * 4
-    return max(scored, LINES * MOST_SPLITS * 4)
+def shared_bytes(shape: Shape, buffers: int) -> int:
+    """Shared memory of a block: queries, as many times 64 keys, and scores; then a weight for each split."""
+    line = shape.width + (20 + 32 - shape.width // 2 % 32) % 32 * 2
+    return max((LINES + 64 * buffers) * line * 2 + LINES * (64 + 4) * 4, LINES * MOST_SPLITS * 4)
+
+
+def buffers_for(gpu: Gpu, shape: Shape) -> int:
+    """How many times 64 keys shared memory has room for: those in use, and the next on their way; 0 for none."""
+    return next((count for count in (2, 1) if shared_bytes(shape, count) + 1024 <= gpu.shared_memory), 0)
 
 
 @cache
@@ -89,12 +93,11 @@ def kernel(rows: int, shared: int, together: bool) -> Kernel:
             *named("k", rows),
         ),
         outputs=("out", "parts"),
-        headers=("numbers", "spans", "attention", "latent"),
+        headers=("numbers", "spans", "attention", "copies", "latent"),
         body="latent_body",
         threads=128,
         shared=shared,
         defines=(("SPANS", str(rows)), ("FRESH", "queries" if together else "fresh")),
-        resident=RESIDENT,
         phases=2,
         # A copy of a buffer would take the new tokens in its place. Caches make them contiguous.
         contiguous=False,
@@ -154,7 +157,8 @@ def _launch(
     parts = splits(gpu, shape, blocks * launch.count)
     together = fresh is queries
     counts = gathered(parts * blocks * launch.count)
-    made = kernel(rows, shared_bytes(shape), together)(
+    buffers_of = buffers_for(gpu, shape)
+    made = kernel(rows, shared_bytes(shape, buffers_of), together)(
         [
             *(absorbed, queries, *([] if together else [fresh]), angles, norm[0], launch.groups, counts),
             *filled(mine, rows),
@@ -169,6 +173,7 @@ def _launch(
             "FRESH_FROM": begin,
             "SPLITS": parts,
             "BLOCKS": blocks,
+            "BUFFERS": buffers_of,
             "INTERLEAVED": shape.interleaved,
             "WIDE_GAIN": norm[0].dtype == mx.float32,
             "EPS_BITS": bits_of(norm[1]),

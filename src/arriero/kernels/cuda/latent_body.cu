@@ -10,7 +10,7 @@ extern __shared__ char shared_[];
   float* mine_ = parts + (size_t)place_ * SPLITS * LINES * (RANK + 4);
   Gathering all_((void*)gathered, 1);
   if (phase(0))
-    attend_latent<HEADS, RANK, ROTATED, NOPE, QUERY_WIDTH, FRESH_WIDTH, FRESH_FROM, SPLITS, INTERLEAVED, WIDE_GAIN>(
+    attend_latent<HEADS, RANK, ROTATED, NOPE, QUERY_WIDTH, FRESH_WIDTH, FRESH_FROM, SPLITS, BUFFERS, INTERLEAVED, WIDE_GAIN>(
         in_, group_, keys_[group_.row], mine_, split_, line0_, shared_);
   if (SPLITS > 1) all_.arrive();
   if (phase(1)) {

@@ -208,7 +208,7 @@ class LatentAttention:
         gpu = device.cuda()
         if gpu is not None and gpu.in_place and x.dtype == mx.bfloat16:
             lengths, _ = spans(batch)
-            if cuda.takes(self.shape, lengths, self.rope.angles(batch), self.latent_norm.pair):
+            if cuda.takes(gpu, self.shape, lengths, self.rope.angles(batch), self.latent_norm.pair):
                 return self._few(gpu, x, batch, slot)
         c = self.config
         x = x if self.before is None else self.before(x)
