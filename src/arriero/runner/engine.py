@@ -1,7 +1,8 @@
 """The engine: continuous batching of rows over one model, all on one thread.
 
 Each step dispatches one packed forward with one token of every decoding row and some prompt tokens of rows that have
-not got so far, and reads the forward before it. Rows join and leave at any step. Token ids in, messages out.
+not got so far (on NVIDIA GPUs these in a forward of their own), and reads the forward before it. Rows join and leave at
+any step. Token ids in, messages out.
 Refuses to know processes, sockets and text.
 """
 
