@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from arriero.kernels import device
-from arriero.kernels.cuda import dequantize
+from arriero.kernels.cuda import dequantize, prompt_product, source
 from arriero.kernels.cuda.formats import FORMATS
 from arriero.kernels.cuda.gpu import Gpu
 from arriero.kernels.cuda.prompt_product import FORMS, LARGE, MIDDLE, SMALL, Form, form_for, multiply, takes
@@ -140,6 +140,14 @@ def test_few_rows_and_other_types_are_left_to_others() -> None:
     eight = packed((64, 256), "mxfp8", 8, 32).operand
     assert takes(H200, rows(512, 256), eight)
     assert not takes(H200, rows(513, 256), eight)
+
+
+def test_all_forms_are_compiled_with_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[source.Kernel] = []
+    monkeypatch.setattr(source, "in_use", object)
+    monkeypatch.setattr(source, "_built", lambda kernel, *what: built.append(kernel))
+    prompt_product._prepare.__wrapped__(FORMATS[NVFP4], frozenset({"factors"}), (mx.bfloat16,) * 5)
+    assert [kernel.shared for kernel in built] == [form.shared for form in FORMS]
 
 
 def test_forms_fit_a_multiprocessor() -> None:
