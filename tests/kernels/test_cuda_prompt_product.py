@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from arriero.kernels import device
@@ -35,10 +36,16 @@ def made(out: int, width: int, mode: tuple[str, int, int] = NVFP4, deviation: fl
     return packed((out, width), *mode, deviation=deviation, global_scale=mx.array(0.37), bias=rows(1, out)[0])
 
 
+def bias_of(matrix: Packed) -> np.ndarray:
+    """In float64."""
+    assert matrix.operand.bias is not None
+    return exact(matrix.operand.bias)
+
+
 @pytest.mark.parametrize("form", [*FORMS, replace(MIDDLE, cluster=2)])
 def test_every_form_gives_the_product_of_float64(gpu: Gpu, form: Form) -> None:
     matrix, x = made(80, 384), rows(37, 384)
-    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    expected = exact(x) @ matrix.values.T + bias_of(matrix)
     assert error(multiply(gpu, x, matrix.operand, form=form), expected) < TOLERANCE
 
 
@@ -46,7 +53,7 @@ def test_every_form_gives_the_product_of_float64(gpu: Gpu, form: Form) -> None:
 def test_every_format_is_decoded_in_registers(gpu: Gpu, mode: tuple[str, int, int]) -> None:
     matrix, x = made(64, 256, mode, 0.02), rows(33, 256)
     assert takes(gpu, x, matrix.operand)
-    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    expected = exact(x) @ matrix.values.T + bias_of(matrix)
     assert error(multiply(gpu, x, matrix.operand, form=SMALL), expected) < TOLERANCE
 
 
@@ -97,14 +104,14 @@ def test_faults_of_waiting_and_of_order_give_wrong_numbers(
     emulated = emulate(monkeypatch)
     matrix, x = made(64, 512), rows(33, 512)
     change_source(monkeypatch, name, old, "")
-    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    expected = exact(x) @ matrix.values.T + bias_of(matrix)
     assert not error(multiply(emulated, x, matrix.operand, form=SMALL), expected) < TOLERANCE
 
 
 def test_a_stage_that_is_copied_to_before_it_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = emulate(monkeypatch)
     form, matrix, x = replace(SMALL, stages=2), made(64, 512), rows(33, 512)
-    expected = exact(x) @ matrix.values.T + exact(matrix.operand.bias)
+    expected = exact(x) @ matrix.values.T + bias_of(matrix)
     assert error(multiply(emulated, x, matrix.operand, form=form), expected) < TOLERANCE
     change_source(monkeypatch, "prompt_product", "if (s >= STAGES) barrier_wait(empty + slot, parity);", "")
     with pytest.raises(AssertionError, match="do not reach"):
@@ -124,7 +131,8 @@ def test_prompts_take_it_where_there_are_warpgroups(gpu: Gpu, monkeypatch: pytes
 
 def test_a_residual_is_added_to_what_would_be_kept(gpu: Gpu) -> None:
     packed_ = made(80, 256)
-    matrix = Matrix(packed_.operand.w, packed_.operand.scales, None, global_scale=packed_.global_scale, **packed_.how)
+    how: dict[str, Any] = {**packed_.how, "global_scale": packed_.global_scale}
+    matrix = Matrix(packed_.operand.w, packed_.operand.scales, None, **how)
     x, residual = rows(37, 256), rows(37, 80)
     operand = matrix.operand()
     assert operand is not None
