@@ -20,14 +20,11 @@ constexpr size_t kHugePage = size_t(2) << 20;
   throw std::invalid_argument("[arriero_cpu." + std::string(where) + "] " + what);
 }
 const uint8_t* aligned(const void* p) { return (const uint8_t*)(((size_t)p + 63) / 64 * 64); }
-// Large pages cut the time of a read by a third. Where the system gives none, nothing is lost. Memory that was in use
-// before has small ones, which are given back first: what it holds is lost.
+// Large pages cut the time of a read by a third. Where the system gives none, nothing is lost.
 void prefer_huge_pages([[maybe_unused]] const uint8_t* p, [[maybe_unused]] size_t n) {
 #if defined(__linux__)
   const size_t from = ((size_t)p + kHugePage - 1) / kHugePage * kHugePage, to = ((size_t)p + n) / kHugePage * kHugePage;
-  if (from >= to) return;
-  madvise((void*)from, to - from, MADV_DONTNEED);
-  madvise((void*)from, to - from, MADV_HUGEPAGE);
+  if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
 #endif
 }
 // Memory for n bytes, 64-byte aligned wherever it begins. Small matrices share blocks, so that they too come to lie on
