@@ -103,6 +103,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
 #pragma unroll
       for (int c = 0; c < C; ++c) kf[j][c] = *(const uint4*)(p + 32 * c);
     }
+  };
+  auto load_values = [&](int kb) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const bf16* p = values_of_head + (size_t)min(kb + 2 * t + (j & 1) + 8 * (j >> 1), hi - 1) * D + 8 * gid;
@@ -130,7 +132,7 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     int r = warp, i = ALL - 1 - warp;
     if (r < lines) load_query(r);
     if (i < fresh && mine_to_write(i)) load_key(i);
-    if (early) load_keys(first_key);
+    if (early) load_keys(first_key), load_values(first_key);
     for (; r < PADDED; r += ALL) {
       if (r < lines) {
         if (r != warp) load_query(r);
@@ -158,8 +160,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
     const float log2e = 1.4426950408889634f;
     const int at0 = g.place + line0 / PER_HEAD, at1 = g.place + line1 / PER_HEAD;
     const int limit0 = ALL_NEW ? end - 1 : at0, limit1 = ALL_NEW ? end - 1 : at1;
+    if (!early && first_key < hi) load_keys(first_key), load_values(first_key);
     for (int kb = first_key; kb < hi; kb += 64) {
-      if (kb != first_key || !early) load_keys(kb);
       float s[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
@@ -172,6 +174,8 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
           mma(s[j], qa.z, qb.z, qa.w, qb.w, kf[j][c].z, kf[j][c].w);
         }
       }
+      // What comes next takes the place of what has been read.
+      if (kb + 64 < hi) load_keys(kb + 64);
       float x0 = NOTHING, x1 = NOTHING;
 #pragma unroll
       for (int j = 0; j < 2; ++j)
@@ -220,6 +224,7 @@ __device__ __forceinline__ void attend(const bf16* qkv, const float* angles, con
           mma(o[c * 8 + j], a0, a1, a2, a3, permute(v0[j >> 1], v1[j >> 1], half), permute(v2[j >> 1], v3[j >> 1], half));
         }
       }
+      if (kb + 64 < hi) load_values(kb + 64);
     }
     l0 += __shfl_xor_sync(~0u, l0, 1);
     l0 += __shfl_xor_sync(~0u, l0, 2);

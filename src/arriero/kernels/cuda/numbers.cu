@@ -38,6 +38,9 @@ __device__ __forceinline__ float low(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
 __device__ __forceinline__ float number(u16 v) { return __uint_as_float((u32)v << 16); }
 
+// A product that stays one: it is not contracted with a sum behind it, whatever the code around it.
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);

@@ -123,6 +123,9 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) squares[m] = 0.f;
     constexpr int BATCH = ROWS < 8 ? ROWS : 8;
+    // Few columns' x is on its way at once, as far as registers hold it.
+    constexpr int AT_ONCE = ROWS == 8 && !NORM && K / 8 == 2 * THREADS ? 2 : 1;
+#pragma unroll AT_ONCE
     for (int k8 = tid; k8 < K / 8; k8 += THREADS) {
       int u = k8 / (4 * BLOCKS), tt = (k8 / BLOCKS) & 3, j = k8 % BLOCKS;
       float gain[8];
@@ -231,6 +234,27 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
     }
     load(d);
   };
+  // What the sums are multiplied with and added to is on its way while a step is decoded.
+  constexpr int GROUPS = GATED ? TILES / 2 : TILES;
+  constexpr bool EARLY = !EXPERTS && GROUPS * 128 <= THREADS;
+  const int part_of = tid & 3, from_of = (tid & 127) >> 2, group_of = tid >> 7;
+  const int row_of = (from_of >> 2) + 8 * (part_of >> 1), column_of = 2 * (from_of & 3) + (part_of & 1);
+  float early = 1.f, early2 = 1.f, early_residual[HALVES];
+  auto ask = [&](int step) {
+    if (!EARLY || group_of >= GROUPS) return;
+    int n = first_row(step, GATED ? 2 * group_of : group_of) + row_of;
+    if (RAGGED_N) n = min(n, N - 1);
+    if (column_of >= rows) return;
+    if (extra.factors) {
+      early = load_now(extra.factors + n);
+      if (GATED) early2 = load_now(extra.factors + n + INNER);
+    }
+    if (!GATED && extra.residual)
+#pragma unroll
+      for (int h = 0; h < HALVES; ++h)
+        if (h * 8 + column_of < rows)
+          early_residual[h] = number(__ldcg((const u16*)extra.residual + (size_t)(h * 8 + column_of) * N + n));
+  };
   auto finish = [&](int step) {
     float* buffer = sums + (BUFFERS == 2 ? (step & 1) : 0) * WARPS * HALVES * TILES * 128;
 #pragma unroll
@@ -243,7 +267,6 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
       }
     __syncthreads();
     // The 128 sums of a tile belong to 128 threads; gate and up of a pair of tiles meet in one.
-    constexpr int GROUPS = GATED ? TILES / 2 : TILES;
     for (int o = tid; o < GROUPS * 128; o += THREADS) {
       int group = o >> 7, e = o & 127, from = e >> 2, part = e & 3;
       int row = (from >> 2) + 8 * (part >> 1), column = 2 * (from & 3) + (part & 1);
@@ -263,14 +286,15 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
           if (!RAGGED_N || n < N) {
             float fs = 1.f, fs2 = 1.f;
             if (extra.factors) {
-              if (EXPERTS) fs = fs2 = __ldg(extra.factors + expert_of(step));
+              if (EARLY) fs = early, fs2 = early2;
+              else if (EXPERTS) fs = fs2 = __ldg(extra.factors + expert_of(step));
               else {
                 fs = __ldg(extra.factors + n);
                 if (GATED) fs2 = __ldg(extra.factors + n + INNER);
               }
             }
-            s *= f * fs;
-            if (GATED) s2 *= f * fs2;
+            s = times(s, f * fs);
+            if (GATED) s2 = times(s2, f * fs2);
             if (extra.bias) {
               s += number(__ldg((const u16*)extra.bias + n));
               if (GATED) s2 += number(__ldg((const u16*)extra.bias + n + INNER));
@@ -279,7 +303,8 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
             if (GATED) {
               out[line * INNER + n] = __float2bfloat16(activate<ACTIVATION>(s) * s2);
             } else {
-              if (extra.residual) s += number(__ldcg((const u16*)extra.residual + line * N + n));
+              if (extra.residual)
+                s += EARLY ? early_residual[h] : number(__ldcg((const u16*)extra.residual + line * N + n));
               out[line * N + n] = __float2bfloat16(s);
             }
           }
@@ -290,6 +315,7 @@ __device__ __forceinline__ void product(const bf16* x, const void* w, const void
   };
 #pragma unroll 1
   for (int step = 0; step < mine; ++step) {
+    ask(step);
 #pragma unroll 1
     for (int c0 = 0; c0 < SHARE; c0 += DEPTH) {
 #pragma unroll

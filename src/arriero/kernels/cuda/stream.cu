@@ -308,8 +308,8 @@ __device__ __forceinline__ void stream(const bf16* x, Pieces<N, K, TILES, GATED>
           if (GATED && ROWS > 1) s2 += of_warp[j * KEPT + 128];
         }
         float f = NORM ? F::undo() * norms[m] : F::undo();
-        s *= f * factor;
-        if (GATED && ROWS > 1) s2 *= f * factor2;
+        s = times(s, f * factor);
+        if (GATED && ROWS > 1) s2 = times(s2, f * factor2);
         if (extra.bias) {
           s += bias;
           if (GATED && ROWS > 1) s2 += bias2;
