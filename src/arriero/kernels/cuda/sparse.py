@@ -85,8 +85,8 @@ def multiply(
     (count, hidden), (experts, _), inner = x.shape, w.shape, banks.inner
     bucket, unit = bucket_for(gpu, count, hidden), banks.down.format.unit
     shared = shared_bytes(bucket, hidden)
-    # Besides, a block has what it has chosen, and the device keeps some for itself.
-    resident = max(1, min(RESIDENT, gpu.shared_memory // (shared + 2048)))
+    # Besides, a block has what it has chosen, up to 2 KB, and 1 KB that the device keeps for itself.
+    resident = max(1, min(RESIDENT, gpu.shared_memory // (shared + 3072)))
     given = router.optional(branch, norm, one, bias, choice)
     arrays = {"x": x, "w": w, "gathered": gathered(gpu.multiprocessors * resident)}
     arrays |= {name: array for name, array in given.items() if array is not None}

@@ -32,7 +32,7 @@ def floor_step(positions: int) -> int:
 def growth() -> tuple[int, int]:
     """Positions by which caches of all positions grow, a multiple of STEP, and how many more than asked for they take.
 
-    On NVIDIA GPUs steps are recorded for buffers of one size (`model/layers/replay.py`): 24 ms for each new one (H200).
+    On NVIDIA GPUs steps are recorded for buffers of one size (`model/layers/replay.py`): 10 ms for each new one (H200).
     """
     return (STEP, 0) if device.cuda() is None else (4 * STEP, STEP)
 
