@@ -7,13 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from arriero.errors import LoadError
+from arriero.model.contract import Batch, Hidden
 from arriero.runner.decode import Flight, Pipeline
-from arriero.runner.load import load, warm_up
+from arriero.runner.load import WARM_UP_TOKENS, load, warm_up
 from arriero.runner.prefill import Chunk
-from arriero.runner.row import Row
+from arriero.runner.row import Row, reserved_bytes
 from arriero.source import FolderSource
 from tests.helpers.engine_runs import make_engine
 from tests.helpers.tiny_model import TinyModel
@@ -64,3 +66,43 @@ def test_on_a_gpu_every_number_of_rows_decodes_before_the_first_request(monkeypa
     warm_up(engine)
     # An ordinary step, one that is recorded, one that is replayed.
     assert all(steps[rows] >= 3 for rows in range(1, 9))
+
+
+@pytest.mark.parametrize(("rows_that_fit", "most"), [(100, 8), (3, 3), (0, 1)])
+def test_on_a_gpu_no_more_rows_warm_up_than_half_of_its_free_memory_holds(
+    rows_that_fit: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arriero.runner.load.cuda", object)
+    model = TinyModel()
+    engine = make_engine(model, max_rows=16)
+    free = 2 * rows_that_fit * reserved_bytes(WARM_UP_TOKENS + 64, model.facts)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: free)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+    side_by_side = []
+    build = Pipeline.build
+
+    def counted(self: Pipeline, rows: list[Row], chunks: list[Chunk], settle: bool) -> Flight:
+        side_by_side.append(len(rows))
+        return build(self, rows, chunks, settle)
+
+    monkeypatch.setattr(Pipeline, "build", counted)
+    warm_up(engine)
+    assert max(side_by_side) == most
+
+
+def test_a_model_that_has_no_memory_for_several_rows_is_loaded_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arriero.runner.load.cuda", object)
+
+    class Large(TinyModel):
+        def forward(self, batch: Batch) -> Hidden:
+            if len(batch.spans) > most:
+                raise RuntimeError("Unable to allocate 1 bytes")
+            return super().forward(batch)
+
+    most = 1
+    engine = make_engine(Large())
+    warm_up(engine)
+    assert not engine.busy
+    most = 0
+    with pytest.raises(LoadError, match="cannot answer"):
+        warm_up(engine)

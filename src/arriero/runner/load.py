@@ -12,7 +12,7 @@ from itertools import chain
 
 import mlx.core as mx
 
-from arriero.errors import LoadError
+from arriero.errors import LoadError, OutOfMemory
 from arriero.kernels.device import cuda, native, on_cpu
 from arriero.model.architectures import encodes, load_model, runs_through
 from arriero.model.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from arriero.runner.encoder_engine import EncoderEngine
 from arriero.runner.engine import Engine
 from arriero.runner.memory import readable
 from arriero.runner.messages import Embed, Failed, Loading, SamplingOptions, Submit
+from arriero.runner.row import reserved_bytes
 from arriero.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def warm_up(engine: Engine) -> None:
     tokens = [i % engine.model.facts.vocab_size for i in range(length)]
     # On NVIDIA GPUs several rows have kernels of their own, which take the compiler seconds the first time, and steps
     # are recorded for each number of rows: they end one after another, so that all are.
-    several = min(engine.limits.max_rows, ROWS) if cuda() is not None else 1
+    several = _side_by_side(engine, length + reply + STEPS_EACH * (ROWS - 1)) if cuda() is not None else 1
     for rows in sorted({1, several}):
         for row in range(rows):
             engine.submit(
@@ -159,9 +160,18 @@ def warm_up(engine: Engine) -> None:
             )
         while engine.busy:
             engine.step()
-        for message in engine.drain():
-            if isinstance(message, Failed):
-                raise LoadError(f"the model is loaded but cannot answer: {message.message}")
+        failed = [message for message in engine.drain() if isinstance(message, Failed)]
+        if rows > 1 and any(message.error == OutOfMemory.__name__ for message in failed):
+            log.warning("memory is short: %d rows cannot be computed side by side", rows)
+        elif failed:
+            raise LoadError(f"the model is loaded but cannot answer: {failed[0].message}")
+
+
+def _side_by_side(engine: Engine, tokens: int) -> int:
+    """Rows of so many tokens to warm up with: those that an engine takes and that half of the free memory holds."""
+    free = mx.get_memory_limit() - mx.get_active_memory()
+    fit = free // (2 * max(1, reserved_bytes(tokens, engine.model.facts)))
+    return max(1, min(engine.limits.max_rows, ROWS, fit))
 
 
 def warm_up_encoder(engine: EncoderEngine) -> None:
