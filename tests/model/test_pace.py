@@ -36,7 +36,9 @@ def batch(tokens: int, **memo: Any) -> Batch:
     return Batch(mx.zeros((tokens,), mx.int32), [], memo=memo)
 
 
-def test_the_host_waits_for_the_group_before_the_latest_but_not_for_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_for_the_group_before_the_latest_but_not_for_the_last_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device, "cuda", lambda: object())
     assert waits(monkeypatch, batch(FEW + 1)) == [[], [], [], [1], [1], [1]]
 

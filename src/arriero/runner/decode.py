@@ -119,6 +119,8 @@ class Pipeline:
         Rows that took part in the latest flight come first; of the others the host knows the next token.
         `settle` also evaluates the decoding rows' cache states, so that no state stays lazy for the life of a row.
         """
+        # A replayed step writes where the one before does, and depends on it by its tokens at most: it is on its way.
+        assert self.latest is None or not self.latest.outputs, "the forward before has not been launched"
         if self.speculator is not None:
             self.speculator.before(rows)
         # On NVIDIA GPUs prompts have a forward of their own: those of rows with a token each are replayed.
