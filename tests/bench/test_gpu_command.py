@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from arriero.bench import gpu, gpu_flash_next
+from arriero.bench import gpu, gpu_flash_next, gpu_mlx_lm
 from arriero.bench.gpu import ModelRun, Report, Shares
+from arriero.bench.gpu_conditions import Conditions, used_bytes
 from arriero.bench.gpu_drafts import Rounds
 from arriero.bench.gpu_flash_next import Chunk, FlashNext
 from arriero.bench.gpu_kernels import Measured
@@ -39,7 +41,7 @@ REPORT = Report(
             0.0025,
             Shares(0.6, 0.4, 0.5),
             6 << 30,
-            MlxLm(0.005, 5000.0),
+            MlxLm(0.005, 5000.0, 512),
             Rounds(7, 5, 0.004, 0.002, 1.0),
         ),
         "Gemma-4-31B": ModelRun(
@@ -66,11 +68,11 @@ REPORT = Report(
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool]]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """What was asked for, instead of measuring it."""
-    asked: list[tuple[tuple[str, ...], bool]] = []
+    asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
-    def measure(names: tuple[str, ...], tell: object, *, through_server: bool = False) -> Report:
+    def measure(names: tuple[str, ...], tell: object, *, through_server: tuple[str, ...] = ()) -> Report:
         asked.append((tuple(names), through_server))
         return REPORT
 
@@ -111,7 +113,7 @@ def test_its_table_has_models_beside_mlx_lm_and_the_limit() -> None:
     assert line_of(shown, "decode, 1 row ") == ["2.00", "ms", "500", "60", "%", "×", "2.50"]
     assert line_of(shown, "decode, 8 rows") == ["4.00", "ms", "2000", "40", "%"]
     assert line_of(shown, "verify of 8 tokens") == ["3.00", "ms", "×", "1.20", "of", "one", "token", "50", "%"]
-    assert line_of(shown, "prompt of 4096") == ["205", "ms", "20000", "×", "4.00"]
+    assert line_of(shown, "prompt of 4096") == ["205", "ms", "20000", "×", "4.00", "(its", "512", "tokens)"]
     assert line_of(shown, "round of 7 drafts, 5 right") == ["4.00", "ms", "1500", "(plain", "500)"]
     assert "mlx-lm is not installed" in shown
 
@@ -127,7 +129,7 @@ def test_its_table_has_flash_next_with_and_without_the_kernels() -> None:
 @pytest.mark.parametrize("name", ["Flash-Next", "kernels"])
 def test_what_is_not_served_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedFeature, match=f"{name} is not measured through the server; Qwen3-8B"):
-        gpu.measure([name], through_server=True)
+        gpu.measure([], through_server=[name])
 
 
 def test_flash_next_gets_the_layers_and_the_table_that_fit() -> None:
@@ -148,17 +150,17 @@ def test_its_json_has_every_figure() -> None:
     assert found["served"]["Qwen3-8B"][0]["streamed"] == 209.0
 
 
-def test_it_draws_what_it_found(tmp_path: Path, measured: list[tuple[tuple[str, ...], bool]]) -> None:
+def test_it_draws_what_it_found(tmp_path: Path, measured: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
     path = tmp_path / "found.png"
     result = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B", "--plot", str(path)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert measured == [(("Qwen3-8B",), False)]
+    assert measured == [(("Qwen3-8B",), ())]
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 20_000
 
 
 def test_a_place_that_takes_no_picture_is_told_before_anything_is_measured(
-    tmp_path: Path, measured: list[tuple[tuple[str, ...], bool]]
+    tmp_path: Path, measured: list[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> None:
     result = CliRunner().invoke(cli, ["bench", "gpu", "--plot", str(tmp_path / "found.jpeg")])
     assert result.exit_code != 0
@@ -166,13 +168,15 @@ def test_a_place_that_takes_no_picture_is_told_before_anything_is_measured(
     assert measured == []
 
 
-def test_served_models_are_asked_for_by_an_option(measured: list[tuple[tuple[str, ...], bool]]) -> None:
-    shown = CliRunner().invoke(cli, ["bench", "gpu", "Qwen3-8B", "--served"], catch_exceptions=False).output
-    assert measured == [(("Qwen3-8B",), True)]
+def test_served_models_are_asked_for_by_an_option(measured: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
+    shown = CliRunner().invoke(cli, ["bench", "gpu", "kernels", "--served", "Qwen3-8B"], catch_exceptions=False).output
+    assert measured == [(("kernels",), ("Qwen3-8B",))]
     assert line_of(shown, "8 ")[:4] == ["500", "210.0", "209.0", "1500.0"]
 
 
-@pytest.mark.parametrize("arguments", [["gpu", "--runs", "2"], ["gpu", "--quality"], ["some-model", "--served"]])
+@pytest.mark.parametrize(
+    "arguments", [["gpu", "--runs", "2"], ["gpu", "--quality"], ["some-model", "--served", "Qwen3-8B"]]
+)
 def test_options_of_other_measurements_are_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, ["bench", *arguments])
     assert result.exit_code == 2
@@ -188,8 +192,38 @@ def test_of_several_shapes_one_that_fails_takes_no_other_with_it(monkeypatch: py
     monkeypatch.setattr(gpu, "copy_rate", lambda: 3e12)
     monkeypatch.setattr(gpu, "product_rate", lambda size: 7e14)
     monkeypatch.setattr(gpu, "model_run", run)
+    monkeypatch.setattr(gpu, "conditions", lambda: Conditions(3e12, None))
+    monkeypatch.setattr(gpu_mlx_lm, "beside", lambda *_, **__: "mlx-lm is elsewhere")
     with pytest.raises(RuntimeError, match="out of memory"):
         gpu.measure(["Gemma-4-31B"])
     shown = tables(gpu.measure(["Gemma-4-31B", "Qwen3-8B"]))
     assert "Gemma-4-31B was not measured: RuntimeError: cudaMallocAsync failed: out of memory" in shown
     assert line_of(shown, "decode, 1 row ")[0] == "2.00"
+
+
+def test_a_part_that_was_not_alone_with_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([Conditions(3e12, 1 << 30), Conditions(2.6e12, 1 << 30), Conditions(2.9e12, 9 << 30)])
+    monkeypatch.setattr(device, "cuda", object)
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 3e12)
+    monkeypatch.setattr(gpu, "product_rate", lambda size: 7e14)
+    monkeypatch.setattr(gpu, "conditions", lambda: next(found))
+    monkeypatch.setattr(gpu, "every_kernel", lambda copy, tell: [])
+    monkeypatch.setattr(gpu, "model_run", lambda *_: REPORT.models["Gemma-4-31B"])
+    monkeypatch.setattr(gpu_mlx_lm, "beside", lambda *_, **__: "mlx-lm is elsewhere")
+    report = gpu.measure(["kernels", "Gemma-4-31B"])
+    assert report.disturbed == {
+        "Gemma-4-31B": "copies ran at 2600 GB/s, 3000 at the start",
+        "Gemma-4-31B, mlx-lm": "9.0 GiB of the GPU's memory were in use beside this process' arrays",
+    }
+    assert "Gemma-4-31B was not alone with the GPU: copies ran at 2600 GB/s" in tables(report)
+
+
+def test_memory_that_the_drivers_tool_does_not_tell_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert used_bytes() is None
+    said = subprocess.CompletedProcess(["nvidia-smi"], 0, "2048\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    assert used_bytes() == 2 << 30

@@ -6,17 +6,22 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 
 from arriero.bench import gpu, gpu_drafts, gpu_mlx_lm, gpu_models
+from arriero.bench.gpu_conditions import Conditions
 from arriero.bench.gpu_drafts import Rounds, random_draft, rounds
 from arriero.bench.gpu_mlx_lm import MlxLm
 from arriero.bench.gpu_models import Quantization, RandomCheckpoint, random_model
 from arriero.bench.gpu_served import END, served, tokenizer
 from arriero.bench.gpu_shapes import CONFIGS, cache_bytes, packing, step_bytes, tensor_bytes, tensors
+from arriero.bench.speed import Speed
 from arriero.errors import CheckpointError
 from tests.helpers.small_shapes import small, small_draft
 
@@ -78,25 +83,16 @@ def only(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
     yield
 
 
-def test_a_model_is_measured_beside_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int, int]] = []
-
-    def beside(name: str, how: Quantization, *, context: int, prompt: int) -> str:
-        asked.append((name, context, prompt))
-        return "mlx-lm is elsewhere"
-
-    monkeypatch.setattr(gpu_mlx_lm, "beside", beside)
+def test_a_model_is_measured_with_rounds_of_its_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     with only(monkeypatch, "Qwen3.8-27B"):
         found = gpu.model_run("Qwen3.8-27B", 1e11, told.append)
-    assert asked == [("Qwen3.8-27B", 40, 80)]
     assert [line.split(":")[0] for line in told] == [
-        "Qwen3.8-27B",
         "Qwen3.8-27B, 1 at once",
         "Qwen3.8-27B, 8 at once",
         "Qwen3.8-27B, 8 tokens of a row",
         "Qwen3.8-27B, a prompt of 80",
-        "Qwen3.8-27B, mlx-lm",
+        "Qwen3.8-27B, rounds with 5 right",
     ]
     assert (found.one.rows, found.eight.rows, found.prompt.context) == (1, 8, 80)
     assert found.verify > 0
@@ -106,17 +102,50 @@ def test_a_model_is_measured_beside_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(found.drafts, Rounds)
     assert found.drafts.drafted == 7
     assert found.peak_bytes >= RandomCheckpoint(small("Qwen3.8-27B"), NVFP4).nbytes
-    assert found.mlx_lm == "mlx-lm is elsewhere"
+    assert found.mlx_lm == "mlx-lm was not measured"
 
 
-def test_a_model_is_gone_before_the_next_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_mlx_lm, "beside", lambda *_, **__: str(mx.get_active_memory()))
+def test_ours_is_gone_before_servers_and_these_before_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    left: list[int] = []
+
+    def beside(name: str, how: Quantization, *, context: int, prompt: int) -> str:
+        order.append(f"mlx-lm {name} {context} {prompt}")
+        left.append(mx.get_active_memory())
+        return "mlx-lm is elsewhere"
+
+    def serve(*_: object, **__: object) -> list[Speed]:
+        order.append("served")
+        return []
+
+    def alone() -> Conditions:
+        order.append("conditions")
+        return Conditions(1e11, 1 << 20)
+
+    monkeypatch.setattr(gpu_mlx_lm, "beside", beside)
+    monkeypatch.setattr(gpu, "served", serve)
+    monkeypatch.setattr(gpu, "conditions", alone)
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 1e11)
+    monkeypatch.setattr(gpu, "product_rate", lambda size: 1e12)
+    monkeypatch.setattr(gpu, "device", SimpleNamespace(cuda=object))
     with only(monkeypatch, "Qwen3-8B"):
         gpu.free()
         before = mx.get_active_memory()
-        found = gpu.model_run("Qwen3-8B", 1e11, str)
-    left = int(str(found.mlx_lm)) - before
-    assert left < RandomCheckpoint(small("Qwen3-8B"), NVFP4).nbytes / 10
+        found = gpu.measure(["Qwen3-8B"], order.append, through_server=["Qwen3.8-27B"])
+    assert found.models["Qwen3-8B"].mlx_lm == "mlx-lm is elsewhere"
+    assert left[0] - before < RandomCheckpoint(small("Qwen3-8B"), NVFP4).nbytes / 10
+    parts = [line for line in order if line.startswith(("mlx-lm", "served", "conditions")) or "at once" in line]
+    assert [line.split(":")[0] for line in parts] == [
+        "conditions",
+        "Qwen3-8B, 1 at once",
+        "Qwen3-8B, 8 at once",
+        "conditions",
+        "served",
+        "conditions",
+        "mlx-lm Qwen3-8B 40 80",
+    ]
+    assert list(found.conditions) == ["Qwen3-8B", "Qwen3.8-27B, served", "Qwen3-8B, mlx-lm"]
+    assert not found.disturbed
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3.8-27B"])
@@ -166,20 +195,67 @@ def test_what_goes_wrong_in_mlx_lm_is_said() -> None:
     assert "KeyError" in str(gpu_mlx_lm.beside("Llama-9", NVFP4, context=4, prompt=4))
 
 
+class Child:
+    """Stands for mlx-lm's process."""
+
+    pid = 1 << 22  # more than a process' number can be
+
+    def __init__(self, said: str | None) -> None:
+        self.said = said
+        self.returncode = 0
+        self.waited = False
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        if self.said is None:
+            raise subprocess.TimeoutExpired("mlx-lm", timeout)
+        return self.said, ""
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.waited = True
+
+
 def test_mlx_lm_runs_without_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlx_lm")
     monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", "0")
     monkeypatch.setenv("KEPT", "1")
+    child = Child('a warning\n{"step": 0.5, "prefill": 7.0, "prompt": 6}\n')
 
-    def run(command: list[str], *, env: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
+    def start(command: list[str], *, env: dict[str, str], **how: Any) -> Child:
         assert "MLX_USE_CUDA_GRAPHS" not in env
         assert env["KEPT"] == "1"
         asked = json.loads(command[-1])
         assert asked == {"how": ["nvfp4", 4, 16], "context": 5, "prompt": 6}
-        return subprocess.CompletedProcess(command, 0, 'a warning\n{"step": 0.5, "prefill": 7.0}\n', "")
+        return child
 
-    monkeypatch.setattr(subprocess, "run", run)
-    assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=5, prompt=6) == MlxLm(0.5, 7.0)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=5, prompt=6) == MlxLm(0.5, 7.0, 6)
+    assert child.waited
+
+
+def test_mlx_lm_that_takes_too_long_is_ended_with_all_that_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("mlx_lm")
+    noted = tmp_path / "child"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {noted}; wait"]
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **how: start(command, **how))
+    monkeypatch.setattr(gpu_mlx_lm, "PATIENCE", 1.0)
+    assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=5, prompt=6) == "mlx-lm took longer than 1 s"
+    child = psutil.Process(int(noted.read_text())) if psutil.pid_exists(int(noted.read_text())) else None
+    assert child is None or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_prompt_that_mlx_lm_would_read_for_long_is_left_at_the_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx_lm")
+    config = small("Qwen3-8B", num_hidden_layers=1, vocab_size=128)
+    model = gpu_mlx_lm.random_mlx_lm(config, Quantization("affine", 4, 64))
+    assert gpu_mlx_lm.measured(model, vocab=128, context=4, prompt=8, steps=2).prompt == 8
+    monkeypatch.setattr(gpu_mlx_lm, "LONG", 0.0)
+    assert gpu_mlx_lm.measured(model, vocab=128, context=4, prompt=8, steps=2).prompt == 4
 
 
 def test_a_random_model_is_served_like_any_other() -> None:

@@ -9,10 +9,12 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +25,8 @@ CHUNK = 2048
 """Prompt tokens of one forward, as in mlx-lm's own generation."""
 PATIENCE = 240.0
 """Seconds for the whole process: its kernels may have to be compiled."""
+LONG = 6.0
+"""Seconds of a prompt's reading that are not spent twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class MlxLm:
     """Seconds from one token to the next."""
     prefill: float
     """Prompt tokens a second."""
+    prompt: int
+    """Tokens of that prompt: as many as ours has, or fewer where mlx-lm would read them for long."""
 
 
 def beside(name: str, how: Quantization, *, context: int, prompt: int) -> MlxLm | str:
@@ -44,20 +50,26 @@ def beside(name: str, how: Quantization, *, context: int, prompt: int) -> MlxLm 
     # What our kernels ask of MLX is not what mlx-lm would run with.
     environ = {key: value for key, value in os.environ.items() if key != COMMAND_GRAPHS}
     asked = {"how": [how.mode, how.bits, how.group_size], "context": context, "prompt": prompt}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, name, json.dumps(asked)],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"mlx-lm took longer than {PATIENCE:.0f} s"
-    if done.returncode:
-        return f"mlx-lm failed: {(done.stderr.strip().splitlines() or ['no message'])[-1][:200]}"
-    return MlxLm(**json.loads(done.stdout.strip().splitlines()[-1]))
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, name, json.dumps(asked)],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, complained = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"mlx-lm took longer than {PATIENCE:.0f} s"
+        finally:
+            # Whatever it started ends with it: the next measurement needs the whole GPU.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        return f"mlx-lm failed: {(complained.strip().splitlines() or ['no message'])[-1][:200]}"
+    return MlxLm(**json.loads(said.strip().splitlines()[-1]))
 
 
 def _mlx() -> tuple[Any, Any]:
@@ -106,9 +118,13 @@ def measured(model: Any, *, vocab: int, context: int, prompt: int, steps: int = 
         mx.eval(token)
         return cache, token, time.perf_counter() - started
 
-    read(prompt)
-    prefill = prompt / min(read(prompt)[2] for _ in range(2))
-    cache, token, _ = read(context)
+    read(context)
+    cache, token, taken = read(context)
+    if taken * prompt / context > LONG:
+        prompt, spent = context, taken
+    else:
+        read(prompt)
+        spent = min(read(prompt)[2] for _ in range(2))
     times: list[float] = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -117,7 +133,7 @@ def measured(model: Any, *, vocab: int, context: int, prompt: int, steps: int = 
         token.item()
         token = following
         times.append(time.perf_counter() - started)
-    return MlxLm(statistics.median(times[steps // 5 :]), prefill)
+    return MlxLm(statistics.median(times[steps // 5 :]), prompt / spent, prompt)
 
 
 def main(arguments: list[str]) -> int:

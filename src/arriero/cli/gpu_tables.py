@@ -9,6 +9,7 @@ from arriero.cli import human
 if TYPE_CHECKING:
     from arriero.bench.gpu import ModelRun, Report
     from arriero.bench.gpu_flash_next import FlashNext
+    from arriero.bench.gpu_mlx_lm import MlxLm
 
 
 def render(report: Report) -> str:
@@ -36,6 +37,7 @@ def render(report: Report) -> str:
     if report.flash_next is not None:
         parts.append(_flash_next(report.flash_next))
     parts += [f"{name} was not measured: {why}" for name, why in report.failures.items()]
+    parts += [f"{part} was not alone with the GPU: {why}" for part, why in report.disturbed.items()]
     return "\n\n".join(parts)
 
 
@@ -62,6 +64,11 @@ def _flash_next(found: FlashNext) -> str:
         f"{human.size(found.table_bytes)} on the host, of which a token brings {found.host_bytes} bytes"
     )
     return f"{head}\n{human.table(('', 'TIME', 'TOK/S', 'MEMORY BESIDES'), rows)}"
+
+
+def _shorter(lm: MlxLm, run: ModelRun) -> str:
+    """Of a prompt that mlx-lm would have read for too long."""
+    return "" if lm.prompt == run.prompt.context else f" (its {lm.prompt} tokens)"
 
 
 def _kernels(report: Report) -> str:
@@ -107,7 +114,7 @@ def _model(run: ModelRun) -> str:
             f"{1000 * run.prompt.context / run.prompt.prefill:.0f} ms",
             f"{run.prompt.prefill:.0f}",
             "",
-            "" if lm is None else f"× {run.prompt.prefill / lm.prefill:.2f}",
+            "" if lm is None else f"× {run.prompt.prefill / lm.prefill:.2f}{_shorter(lm, run)}",
         )
     )
     drafts = run.drafts

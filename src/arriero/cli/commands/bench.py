@@ -46,7 +46,12 @@ _QUALITY_OPTIONS = ("text", "most", "window", "dtype", "plot")
 )
 @click.option("--dtype", help="Activations of --quality: float32, bfloat16 or float16 (default: REFERENCE's own).")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what --quality or gpu found.")
-@click.option("--served", is_flag=True, help="Of gpu: measure the shapes through server, runner and stream.")
+@click.option(
+    "--served",
+    multiple=True,
+    metavar="SHAPE",
+    help="Of gpu: measure a shape through server, runner and stream too; may repeat.",
+)
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -62,7 +67,7 @@ def bench(
     window: int,
     dtype: str | None,
     plot: Path | None,
-    served: bool,
+    served: tuple[str, ...],
 ) -> None:
     """Measure the speed of MODEL as a client sees it; medians over the runs.
 
@@ -71,7 +76,7 @@ def bench(
 
     `arriero bench gpu` measures the kernels on this machine's NVIDIA GPU beside plain MLX, and `arriero bench gpu
     SHAPE …` whole models of published shapes (Qwen3-8B, Qwen3.8-27B, Gemma-4-31B, …) with random weights, beside mlx-lm
-    where that is installed; with --served through a server of its own, as a client sees them.
+    where that is installed; --served SHAPE measures one through a server of its own, as a client sees it.
     """
     if models[0] == GPU:
         taken = tuple(name for name in (*_SPEED_OPTIONS, *_QUALITY_OPTIONS, "quality") if name != "plot")
@@ -130,7 +135,7 @@ def _speed(
     click.echo(human.table(header, rows))
 
 
-def _gpu(names: tuple[str, ...], as_json: bool, plot: Path | None, served: bool) -> None:
+def _gpu(names: tuple[str, ...], as_json: bool, plot: Path | None, served: tuple[str, ...]) -> None:
     from arriero.bench.gpu import measure
     from arriero.cli.gpu_tables import render as tables
 
