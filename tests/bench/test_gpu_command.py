@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from arriero.bench import gpu, gpu_flash_next, gpu_mlx_lm
 from arriero.bench.gpu import ModelRun, Report, Shares
-from arriero.bench.gpu_conditions import Conditions, used_bytes
+from arriero.bench.gpu_conditions import Conditions, other_processes
 from arriero.bench.gpu_drafts import Rounds
 from arriero.bench.gpu_flash_next import Chunk, FlashNext
 from arriero.bench.gpu_kernels import Measured
@@ -202,7 +203,7 @@ def test_of_several_shapes_one_that_fails_takes_no_other_with_it(monkeypatch: py
 
 
 def test_a_part_that_was_not_alone_with_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([Conditions(3e12, 1 << 30), Conditions(2.6e12, 1 << 30), Conditions(2.9e12, 9 << 30)])
+    found = iter([Conditions(3e12, 0), Conditions(2.6e12, 0), Conditions(2.9e12, 1)])
     monkeypatch.setattr(device, "cuda", object)
     monkeypatch.setattr(gpu, "copy_rate", lambda: 3e12)
     monkeypatch.setattr(gpu, "product_rate", lambda size: 7e14)
@@ -213,17 +214,26 @@ def test_a_part_that_was_not_alone_with_the_gpu_is_told(monkeypatch: pytest.Monk
     report = gpu.measure(["kernels", "Gemma-4-31B"])
     assert report.disturbed == {
         "Gemma-4-31B": "copies ran at 2600 GB/s, 3000 at the start",
-        "Gemma-4-31B, mlx-lm": "9.0 GiB of the GPU's memory were in use beside this process' arrays",
+        "Gemma-4-31B, mlx-lm": "1 other process had the GPU open",
     }
     assert "Gemma-4-31B was not alone with the GPU: copies ran at 2600 GB/s" in tables(report)
 
 
-def test_memory_that_the_drivers_tool_does_not_tell_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_the_drivers_tool_does_not_tell_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError("nvidia-smi")
 
+    def says(what: str) -> None:
+        said = subprocess.CompletedProcess(["nvidia-smi"], 0, what, "")
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+
     monkeypatch.setattr(subprocess, "run", missing)
-    assert used_bytes() is None
-    said = subprocess.CompletedProcess(["nvidia-smi"], 0, "2048\n", "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
-    assert used_bytes() == 2 << 30
+    assert other_processes() is None
+    says(f"{os.getpid()}\n17\n")
+    assert other_processes() == 1
+    says(f"{os.getpid()}\n")
+    assert other_processes() == 0
+    says("1\n17\n")  # numbers of another namespace
+    assert other_processes() is None
+    says("[Not Supported]\n")
+    assert other_processes() is None

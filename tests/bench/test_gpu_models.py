@@ -120,7 +120,7 @@ def test_ours_is_gone_before_servers_and_these_before_mlx_lm(monkeypatch: pytest
 
     def alone() -> Conditions:
         order.append("conditions")
-        return Conditions(1e11, 1 << 20)
+        return Conditions(1e11, 0)
 
     monkeypatch.setattr(gpu_mlx_lm, "beside", beside)
     monkeypatch.setattr(gpu, "served", serve)

@@ -1,7 +1,8 @@
-"""Whether a GPU is alone with what is being measured: how fast it copies just before, and what others hold of it."""
+"""Whether a GPU is alone with what is being measured: how fast it copies just before, and who else is there."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -11,8 +12,6 @@ from arriero.bench.gpu_kernels import copy_rate
 
 SLOWER = 0.9
 """Of the first copy rate: below that something else is at work."""
-OWN_BYTES = 3 << 30
-"""Of a process beside its arrays: the driver's context, machine code, libraries' workspaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +20,15 @@ class Conditions:
 
     copy: float
     """Bytes a second, read and written."""
-    beside_bytes: int | None
-    """Of the GPU's memory beside this process' arrays; None where the driver's tool does not say."""
+    others: int | None
+    """Other processes that have the GPU open; None where the driver's tool does not say."""
 
     def disturbed(self, first: float) -> str | None:
         """What speaks against a figure measured now, with `first` bytes a second as the copy rate of the run."""
         if self.copy < SLOWER * first:
             return f"copies ran at {self.copy / 1e9:.0f} GB/s, {first / 1e9:.0f} at the start"
-        if self.beside_bytes is not None and self.beside_bytes > OWN_BYTES:
-            return (
-                f"{self.beside_bytes / (1 << 30):.1f} GiB of the GPU's memory were in use beside this process' arrays"
-            )
+        if self.others:
+            return f"{self.others} other process{'es' if self.others > 1 else ''} had the GPU open"
         return None
 
 
@@ -39,15 +36,15 @@ def conditions() -> Conditions:
     """Of this moment."""
     copy = copy_rate()
     mx.clear_cache()
-    used = used_bytes()
-    return Conditions(copy, None if used is None else max(used - mx.get_active_memory(), 0))
+    return Conditions(copy, other_processes())
 
 
-def used_bytes() -> int | None:
-    """Of the GPU's memory, by all processes; None where NVIDIA's tool is not there or says nothing."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+def other_processes() -> int | None:
+    """Those that compute on the GPU beside this one; None where NVIDIA's tool is missing or does not name this one."""
+    command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", "--id=0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return int(done.stdout.strip()) << 20
+        found = {int(line) for line in done.stdout.split()}
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+    return len(found) - 1 if os.getpid() in found else None

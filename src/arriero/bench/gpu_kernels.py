@@ -38,6 +38,8 @@ MODES = {
 FEW_ROWS = [(8192, 8192), (24576, 4096), (4096, 12288), (151936, 4096)]
 """Rows and columns of matrices: a square one, and three of Qwen3-8B."""
 PROMPTS = (8192, 8192)
+PROMPT_SHAPES = [(24576, 4096), (6144, 4096), (4096, 4096), (4096, 12288)]
+"""Of Qwen3-8B: gate and up, queries, keys and values, what follows attention, down."""
 EXPERTS = 128
 BANKS = [(1536, 2048), (2048, 768)]
 """Of an expert of Qwen3-30B-A3B: gate and up, and down, of which each chosen row is another."""
@@ -116,11 +118,17 @@ def few_rows(gpu: Gpu, copy: float) -> Iterator[Measured]:
 
 
 def prompts(gpu: Gpu, copy: float) -> Iterator[Measured]:
-    """Products of many rows."""
-    for name in ("nvfp4", "mxfp8", "int4"):
-        bank = weights(PROMPTS, MODES[name])[:8]
-        for rows in (64, 512, 2048):
-            yield _product(name, bank, rows, 2 if name == "nvfp4" else 0, _dense_rate(rows, PROMPTS), "TFLOP/s")
+    """Products of many rows, with the rate of bfloat16's as the measure."""
+    for name, how in MODES.items():
+        bank = weights(PROMPTS, how)[:8]
+        for rows in (64, 512, 2048) if name == "nvfp4" else (512, 2048):
+            plain = 2 if name == "nvfp4" else 0
+            yield _product(name, bank, rows, plain, _dense_rate(rows, PROMPTS), "TFLOP/s")
+        del bank
+    for shape in PROMPT_SHAPES:
+        bank = weights(shape, MODES["nvfp4"])[:32]
+        for rows in (512, 2048):
+            yield _product("nvfp4", bank, rows, 0, _dense_rate(rows, shape), "TFLOP/s")
         del bank
 
 

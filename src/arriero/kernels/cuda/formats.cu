@@ -139,9 +139,10 @@ struct Format<AFFINE8, GROUP> : Affine<GROUP> {
       const void* scales, const void* biases, long row, int K, int unit, int t) {
     return A::at(scales, biases, row * (K / GROUP) + (unit * 64 + t * 16) / GROUP);
   }
-  // 16 · high + low is at most 255, which bfloat16 holds.
+  // The low 7 bits in those of 0x4300 are 128 + code; where the eighth is not set, 128 (0x80 · 0x186 is its bits) is taken off.
   static __device__ __forceinline__ u32 bytes(u32 q, const typename A::Factor& f) {
-    return fma2(fma2(A::nibbles(q >> 4), 0x41804180u, A::nibbles(q)), f.s, f.b);
+    const u32 less = (~q & 0x00800080u) * 0x186u;
+    return fma2(fma2((q & 0x007F007Fu) | 0x43004300u, 0x3F803F80u, less), f.s, f.b);
   }
   static __device__ __forceinline__ void word(u32 q, const typename A::Factor& f, u32* p) {
     p[0] = bytes(q, f);

@@ -18,8 +18,8 @@ struct Packed {
 
 __device__ __forceinline__ u32 sum_of_pairs(u32 a, u32 b) { return pair(low(a) + low(b), high(a) + high(b)); }
 
-// DEPTH units of each row are on their way to a thread.
-template <int MODE, int GROUP, int COLUMNS, int GROUPS, int STAGES, int DEPTH>
+// DEPTH units of each row are on their way to a thread; it decodes BATCH blocks while as many are multiplied.
+template <int MODE, int GROUP, int COLUMNS, int GROUPS, int STAGES, int DEPTH, int BATCH>
 __device__ __forceinline__ void prompt_product(const char* x, const void* w, const void* scales, const void* biases,
                                                const float* factors, const void* bias, const void* residual, bf16* out, int N,
                                                int K, int count, int padded, char* shared) {
@@ -38,8 +38,8 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
   }
   cluster_meets();
 
-  // Of 384 threads each may have 168 registers; 256 columns alone are 128.
-  constexpr bool MANY = THREADS == 384;
+  // Of 384 threads each may have 168 registers, of 512 128; 256 columns alone are 128.
+  constexpr bool MANY = GROUPS > 1;
   if (warp >= WARPS) {
     if (MANY) registers_keep<24>();
     if (warp == WARPS && lane == 0) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
     return;
   }
 
-  if (MANY) registers_take<240>();
+  if (MANY) registers_take<GROUPS == 2 ? 240 : 160>();
   const int units = K / F::UNIT;
   const size_t row_bytes = (size_t)units * 64;
   const int below = (warp >> 2) * 64 + (warp & 3) * 16;  // of the block's first row
@@ -80,7 +80,8 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
       p.scales[e] = F::load(scales, biases, row[e], K, u, t);
     }
   };
-  u32 a[2][2][4];
+  static_assert(DEPTH * F::BLOCKS % (2 * BATCH) == 0, "two places for decoded blocks take turns");
+  u32 a[2][BATCH][2][4];
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) load(ring[d], min(d, units - 1));
   float c[COLUMNS / 2];
@@ -93,35 +94,40 @@ __device__ __forceinline__ void prompt_product(const char* x, const void* w, con
   for (int u = 0; u < units; u += DEPTH) {
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
-      if (d > 0 && u + d >= units) break;
+      if (d > 0 && d * F::BLOCKS % (2 * BATCH) == 0 && u + d >= units) break;
       Packed<F>& now = ring[d];
       const typename F::Factor f[2] = {F::factor(now.scales[0]), F::factor(now.scales[1])};
-      // A block is two steps of 16 numbers. While one is multiplied, the next is decoded.
+      // A block is two steps of 16 numbers, two are a stage.
 #pragma unroll
-      for (int i = 0; i < F::BLOCKS; ++i) {
-        u32(*own)[4] = a[i & 1];
+      for (int i = 0; i < F::BLOCKS; i += BATCH) {
+        u32(*own)[2][4] = a[(d * F::BLOCKS + i) / BATCH & 1];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) F::decode((const u32*)&now.codes[e], i, f[e], own[e]);
+        for (int j = 0; j < BATCH; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) F::decode((const u32*)&now.codes[e], i + j, f[e], own[j][e]);
         if ((i & 1) == 0) barrier_wait(full + slot, parity);
         warpgroup_begin();
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          warpgroup_mma(c, own[0][2 * h], own[1][2 * h], own[0][2 * h + 1], own[1][2 * h + 1],
-                        described + ((slot * BYTES + ((i & 1) * 2 + h) * 32) >> 4));
+        for (int j = 0; j < BATCH; ++j)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            warpgroup_mma(c, own[j][0][2 * h], own[j][1][2 * h], own[j][0][2 * h + 1], own[j][1][2 * h + 1],
+                          described + ((slot * BYTES + (((i + j) & 1) * 2 + h) * 32) >> 4));
         warpgroup_close();
-        if (i + 1 == F::BLOCKS) load(now, min(u + d + DEPTH, units - 1));
+        if (i + BATCH == F::BLOCKS) load(now, min(u + d + DEPTH, units - 1));
         // What is decoded before a wait would have the compiler put the products one behind another.
         warpgroup_wait<1>();
-        if (i & 1) {
-          before = slot;
-          if (++slot == STAGES) slot = 0, parity ^= 1;
-        } else if (u + d + i > 0) {
+        if ((i & 1) == 0 && u + d + i > 0) {
           // The stage before is read. Each block of a cluster waits for all before it copies there again.
           if (CLUSTER == 1) {
             if (lane == 0) barrier_arrive(empty + before);
           } else if (lane < CLUSTER) {
             barrier_arrive(empty + before, lane);
           }
+        }
+        if (((i + BATCH) & 1) == 0) {
+          before = slot;
+          if (++slot == STAGES) slot = 0, parity ^= 1;
         }
       }
     }

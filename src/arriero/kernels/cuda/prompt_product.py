@@ -18,8 +18,9 @@ ROW_THREADS, ROWS_EACH = 256, 4
 """Of the kernel that puts x in order: threads of a block, and rows of each."""
 MOST = 65_536
 """Rows of x at most, far beyond any chunk: counts of blocks are small."""
-MOST_OF_BYTES = 512
-"""The same in formats of 8 bits, where decoding costs more than it saves with more rows."""
+MOST_OF_BYTES = 1536
+"""The same in affine formats of 8 bits, where decoding costs more than it saves with more rows (H200, 8192 × 8192: 208
+instead of 229 µs with 1,024 rows, 410 instead of 397 with 2,048)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class Form:
     """Rows of x of a block."""
     depth: int
     """Units of each row of W under way."""
+    depth_of_bytes: int
+    """The same in formats of 8 bits, whose units are half as long."""
     groups: int = 2
     """Warpgroups, each of which has 64 rows of W."""
     stages: int = 8
     """Of 64 numbers of each row of x."""
     cluster: int = 1
     """Blocks that share the reading of x."""
+    batch: int = 2
+    """Times 32 numbers that are decoded while as many are multiplied: 2, or 1 where a row is an odd number of 64."""
     start: int = 0
     block: int = 0
     """What a launch costs and each block of a multiprocessor, measured: microseconds at 8,192 columns."""
@@ -56,10 +61,11 @@ class Form:
         return 2 * 1024 + self.stages * self.columns * STAGE * 2
 
 
-LARGE = Form(256, depth=2, stages=6, cluster=2, block=85)
-MIDDLE = Form(128, depth=3, block=54)
-SMALL = Form(64, depth=6, groups=1, start=12, block=18)
-FORMS = (LARGE, MIDDLE, SMALL)
+LARGE = Form(256, depth=2, depth_of_bytes=4, stages=6, cluster=2, block=85)
+WIDE = Form(128, depth=2, depth_of_bytes=4, groups=3, block=72)
+MIDDLE = Form(256, depth=3, depth_of_bytes=6, groups=1, stages=6, block=53)
+SMALL = Form(64, depth=6, depth_of_bytes=6, groups=1, start=12, block=18)
+FORMS = (LARGE, WIDE, MIDDLE, SMALL)
 MOST_COLUMNS = 256
 """Of a block of any form."""
 
@@ -83,7 +89,9 @@ def takes(gpu: Gpu, x: mx.array, matrix: Operand | None) -> bool:
         and matrix.experts == 0
         and x.dtype == mx.bfloat16
         and x.shape[-1] == matrix.columns
-        and FEW < x.size // matrix.columns <= (MOST if matrix.format.bits == 4 else MOST_OF_BYTES)
+        and FEW
+        < x.size // matrix.columns
+        <= (MOST_OF_BYTES if matrix.format.affine and matrix.format.bits == 8 else MOST)
     )
 
 
@@ -146,20 +154,22 @@ def order(rows: mx.array, matrix: Format) -> mx.array:
 
 
 @cache
-def _prepare(matrix: Format, present: frozenset[str], inputs: tuple[mx.Dtype, ...]) -> None:
+def _prepare(matrix: Format, odd: bool, present: frozenset[str], inputs: tuple[mx.Dtype, ...]) -> None:
     """All forms of a format with its first product: a load's short prompt asks for one, requests for all."""
     for form in FORMS:
-        kernel(form, present).prepare(inputs, _template(matrix, form), [mx.bfloat16])
+        kernel(form, present).prepare(inputs, _template(matrix, odd, form), [mx.bfloat16])
 
 
-def _template(matrix: Format, form: Form) -> dict[str, int | bool]:
+def _template(matrix: Format, odd: bool, form: Form) -> dict[str, int | bool]:
+    """Of a format, an `odd` number of stages of each row, and a form."""
     return {
         "MODE": matrix.code,
         "GROUP": matrix.group,
         "COLUMNS": form.columns,
         "GROUPS": form.groups,
         "STAGES": form.stages,
-        "DEPTH": form.depth,
+        "DEPTH": form.depth if matrix.bits == 4 else form.depth_of_bytes,
+        "BATCH": 1 if odd else form.batch,
     }
 
 
@@ -167,12 +177,13 @@ def _launch(tiles: mx.array, rows: mx.array, matrix: Operand, residual: mx.array
     extras = {"biases": matrix.biases, "factors": matrix.factors, "bias": matrix.bias, "residual": residual}
     given = {name: array for name, array in extras.items() if array is not None}
     inputs, present = [tiles, rows, matrix.w, matrix.scales, *given.values()], frozenset(given)
-    _prepare(matrix.format, present, tuple(array.dtype for array in inputs))
+    odd = bool(matrix.columns // STAGE % 2)
+    _prepare(matrix.format, odd, present, tuple(array.dtype for array in inputs))
     count = rows.shape[0]
     blocks = -(-matrix.rows // (form.rows * form.cluster)) * form.cluster
     made: list[mx.array] = kernel(form, present)(
         inputs,
-        _template(matrix.format, form),
+        _template(matrix.format, odd, form),
         blocks=(-(-count // form.columns), blocks, 1),
         shapes=[(count, matrix.rows)],
         dtypes=[mx.bfloat16],
