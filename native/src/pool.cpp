@@ -39,7 +39,7 @@ struct Asking {
   // Asks for a little, then pauses: requests that find no place in the queue of the first-level cache are dropped.
   void pause() {
     for (int line = 0; line < 4 && at < what.bytes; line++, at += 64)
-      for (int i = 0; i < what.n; i++) __builtin_prefetch(what.from[i] + at);
+      for (int i = 0; i < what.n; i++) __builtin_prefetch(what.from[i] + at, 0, 2);
     relax();
   }
 };

@@ -75,7 +75,8 @@ static inline float sum(V a) {
 }
 static inline float top(V a) { return _mm512_reduce_max_ps(a); }
 
-static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Into the second level: what waits for memory in the first level's few places keeps loads out of them.
+static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 // the lower 16 lanes' even and odd elements of 32 consecutive ones
 static inline void split_pairs(V a, V b, V& even, V& odd) {
   const __m512i e = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
