@@ -5,8 +5,9 @@
 A round is eight decode steps, then one pass of each loop that only reads, with as many threads
 (`arriero_cpu.read_bandwidth`: six patterns over large pages, of which the best counts). What memory gives moves by a
 third within minutes on a shared machine, so a share of two figures that were taken apart says little. `median` compares
-the median round of both, `best` the best of both. A step's bytes are those of the weights alone. With `--ahead` each
-step is launched before the one before it is read, which the engine does on GPUs alone.
+the median round of both, `best` the best of both. A step's bytes are those of the weights, and of keys and values in
+layers that keep all of them. With `--ahead` each step is launched before the one before it is read, which the engine
+does on GPUs alone.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ def main() -> None:
     warm_up(engine)
     decoding(engine, options.rows, options.prompt, tokens, vocabulary)
     steps, reads = [], []
-    for _ in range(options.rounds):
-        steps.append(read_bytes(loaded) / step_seconds(engine) / 1e9)
+    weights, held = read_bytes(loaded), options.rows * loaded.model.facts.cache_bytes_per_token
+    for number in range(options.rounds):
+        behind = options.prompt + number * STEPS + STEPS // 2
+        steps.append((weights + held * behind) / step_seconds(engine) / 1e9)
         reads.append(arriero_cpu.read_bandwidth(0.0) / 1e9)
     name, threads = Path(options.model).name, arriero_cpu.threads()
     print(f"{name}, {options.rows} rows behind {options.prompt} tokens, {threads} threads")
