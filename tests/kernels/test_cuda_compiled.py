@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import struct
@@ -84,6 +85,20 @@ def test_code_lies_where_mlx_looks_and_is_made_once(store: Store, monkeypatch: p
     os.utime(place, (0, 0))
     assert store.keep(TEXT)
     assert place.stat().st_mtime > time.time() - 60
+
+
+def test_code_in_a_folder_that_is_only_read_serves_as_well(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store.keep(TEXT)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(compiled, "_compiled", lambda *what: pytest.fail("compiled twice"))
+    assert store.keep(TEXT)
+    assert "compiled anew" not in caplog.text
 
 
 @pytest.mark.parametrize("what", ["no code", "cut", "no symbol", "empty symbol"])

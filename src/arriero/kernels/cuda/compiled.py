@@ -140,7 +140,7 @@ class Store:
         place = self.place(text)
         try:
             if _whole(place):
-                os.utime(place)
+                _used_now(place)
                 return True
             started = time.monotonic()
             code, symbol = _compiled(text, self._architecture)
@@ -223,6 +223,14 @@ def _whole(code: Path) -> bool:
     numbers: tuple[int, ...] = struct.unpack_from("<QQ4xxxHHHH", head, 32)
     segments, sections, segment, count, entry, entries = numbers
     return size >= max(segments + segment * count, sections + entry * entries)
+
+
+def _used_now(code: Path) -> None:
+    """Note a load for `tidy`; another user's folder, or one on a read-only disk, serves as well without."""
+    try:
+        os.utime(code)
+    except OSError as error:
+        log.debug("the use of %s is not noted: %s", code, error)
 
 
 def _write(path: Path, data: bytes) -> None:
