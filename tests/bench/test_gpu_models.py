@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,8 +246,18 @@ def test_mlx_lm_that_takes_too_long_is_ended_with_all_that_it_started(
     monkeypatch.setattr(subprocess, "Popen", lambda _, **how: start(command, **how))
     monkeypatch.setattr(gpu_mlx_lm, "PATIENCE", 1.0)
     assert gpu_mlx_lm.beside("Qwen3-8B", NVFP4, context=5, prompt=6) == "mlx-lm took longer than 1 s"
-    child = psutil.Process(int(noted.read_text())) if psutil.pid_exists(int(noted.read_text())) else None
-    assert child is None or child.status() == psutil.STATUS_ZOMBIE
+    child, deadline = int(noted.read_text()), time.monotonic() + 30
+    while _runs(child):
+        assert time.monotonic() < deadline, "what mlx-lm started runs on"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process that is not just waiting to be reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_prompt_that_mlx_lm_would_read_for_long_is_left_at_the_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
